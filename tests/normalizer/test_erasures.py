@@ -24,6 +24,7 @@ from support.drive.waiting import eventually
 from support.fakes.raw import agno
 from support.real.nats import NatsServer
 
+EVENTS = 10_000  # of a long run
 MOST_S = 0.5  # the most that a second user may wait for an event
 EARLIER = "approval.{}.0a1b2c"  # the object of an earlier version of a large approval
 # The streams from which an erasure deletes messages.
@@ -383,11 +384,9 @@ async def test_nothing_brings_the_content_of_an_erased_run_back(fresh_nats: Nats
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("events", "keys"), [(2_000, ()), (10_000, ("k" * 32,))], ids=["clear", "sealed"]
-)
-async def test_a_second_user_does_not_wait_while_thousands_of_events_are_erased(
-    fresh_nats: NatsServer, events: int, keys: tuple[str, ...]
+@pytest.mark.parametrize("keys", [(), ("k" * 32,)], ids=["clear", "sealed"])
+async def test_a_second_user_does_not_wait_while_ten_thousand_events_are_erased(
+    fresh_nats: NatsServer, keys: tuple[str, ...]
 ) -> None:
     async with (
         bus_to(fresh_nats.url, content_keys=keys) as bus,
@@ -396,7 +395,7 @@ async def test_a_second_user_does_not_wait_while_thousands_of_events_are_erased(
         run, second = Run(bus), Run(bus)
         await run.open()
         await run.bytes(agno("RunStarted"))
-        for _ in range(events // 50):
+        for _ in range(EVENTS // 50):
             await run.bytes(b"".join(agno("RunContent", content=f"{n} ") for n in range(50)))
         await run.bytes(agno("RunContentCompleted") + agno("RunCompleted", content="x"))
         await run.end()
@@ -408,7 +407,7 @@ async def test_a_second_user_does_not_wait_while_thousands_of_events_are_erased(
         beside_s = await waits_of(second, erased(bus, run.run_id, 600))
         took_s = time.monotonic() - since
         print(
-            f"{events} events in {took_s:.1f} s; alone {median(alone_s):.3f}, {p99(alone_s):.3f} s"
+            f"{EVENTS} events in {took_s:.1f} s; alone {median(alone_s):.3f}, {p99(alone_s):.3f} s"
             f", beside an erasure {median(beside_s):.3f}, {p99(beside_s):.3f} s (p50, p99)"
         )
         assert p99(beside_s) < max(MOST_S, 8 * p99(alone_s))

@@ -127,7 +127,7 @@ async def places_of(bus: Bus, record: RunRecord, erasure: Erasure) -> list[Place
     return found
 
 
-_BUCKETS: Final = ("runs", "approvals", "deliveries", "pauses", "threads")
+_BUCKETS: Final = ("runs", "claims", "approvals", "deliveries", "pauses", "threads")
 _OVERWRITTEN: Final = (
     "no longer read; bytes of earlier versions stay in NATS's files until NATS writes the file anew"
 )
