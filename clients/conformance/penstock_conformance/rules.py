@@ -27,9 +27,6 @@ SSE: Final = "https://html.spec.whatwg.org/multipage/server-sent-events.html"
 HTTP: Final = "https://www.rfc-editor.org/rfc/rfc9110.html"
 _CWE: Final = "https://cwe.mitre.org/data/definitions"
 
-# What a client beside one that stalls may wait at least, however fast it is alone: less than the
-# other one stalls, and much, because a server on a busy machine is slow for everybody.
-_WAIT_S: Final = 3.0
 _TRACES: Final = (b"Traceback (most recent call last)", b"    at Object.", b"goroutine 1 [")
 
 
@@ -539,12 +536,11 @@ NO_TRACE: Final = Rule(
 
 
 def _beside(dialect: Dialect, stalled: Stalled) -> Iterator[str]:
-    limit_s = max(_WAIT_S, 3 * stalled.alone_s)
+    if not stalled.others_ended:
+        yield f"while a client does not read for {done.MAX_STALL_S:g} s, others have no end"
     for got in stalled.beside:
         if not of(dialect.read(got), What.END):
             yield f"beside it, another client gets {got}"
-        elif got.took_s > limit_s:
-            yield f"beside it, another client waits {got.took_s:.1f} s, alone {stalled.alone_s:.1f}"
 
 
 def _reads_late(dialect: Dialect, stalled: Stalled) -> Iterator[str]:
@@ -567,8 +563,8 @@ def _reads_all(dialect: Dialect, slow: Stalled) -> Iterator[str]:
 BESIDE: Final = Rule(
     "beside",
     Group.SLOW,
-    "A client that stops reading, or reads slowly, delays nobody else",
-    (done.STALLED, done.SLOWLY),
+    "A client that stops reading holds up nobody else",
+    (done.STALLED,),
     _beside,
 )
 READS_LATE: Final = Rule(

@@ -17,7 +17,10 @@ from penstock_conformance.wire import OnFrame
 # The cuts of a stream that has more frames are spread over it.
 MAX_CUTS: Final = 100
 _CUTS_AT_ONCE: Final = 4
+# A client does not read for so long, and then until others beside it have ended, but no longer than
+# the second time.
 STALL_S: Final = 4.0
+MAX_STALL_S: Final = 20.0
 # How a slow client reads: it waits so long before each piece, so many times.
 _PAUSE_S: Final = 1.0
 _PAUSES: Final = 5
@@ -106,8 +109,8 @@ class Stalled:
     """
 
     stalled: Exchange
-    alone_s: float
     beside: tuple[Exchange, ...]
+    others_ended: bool = True  # before it went on
     fast: tuple[Exchange, ...] = ()
 
 
@@ -378,12 +381,20 @@ NOWHERE: Final = Scenario("an agent that does not exist", _nowhere)
 
 
 async def _stalled(at: Trial) -> Stalled:
+    others = asyncio.Event()
+    have_ended = False
+
     async def stall(so_far: Exchange, earlier: int) -> None:
+        nonlocal have_ended
         if earlier == 0:
             await asyncio.sleep(STALL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(others.wait(), MAX_STALL_S - STALL_S)
+            have_ended = others.is_set()
             await _cancel(at, so_far)
 
-    return await _beside(at, await at.lasting("slow"), stall)
+    found = await _beside(at, await at.lasting("slow"), stall, others)
+    return replace(found, others_ended=have_ended)
 
 
 async def _slowly(at: Trial) -> Stalled:
@@ -392,14 +403,18 @@ async def _slowly(at: Trial) -> Stalled:
             await asyncio.sleep(_PAUSE_S)
 
     fast = [await at.stream(await at.start("long")) for _ in range(2)]
-    return replace(await _beside(at, await at.start("long"), pause), fast=tuple(fast))
+    found = await _beside(at, await at.start("long"), pause, asyncio.Event())
+    return replace(found, fast=tuple(fast))
 
 
 async def _beside(
-    at: Trial, start: Request, wait: Callable[[Exchange, int], Awaitable[None]]
+    at: Trial,
+    start: Request,
+    wait: Callable[[Exchange, int], Awaitable[None]],
+    others: asyncio.Event,
 ) -> Stalled:
-    """Read a stream and wait before each piece; `wait` gets the number of pieces before."""
-    alone = await at.stream(await at.start("text"))
+    """Read a stream and wait before each piece; `wait` gets the number of pieces before. `others`
+    is set when the clients beside it have ended."""
     has_begun = asyncio.Event()
     pieces = count()
 
@@ -414,7 +429,8 @@ async def _beside(
         await asyncio.wait({slow, begun}, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         beside = [await at.wire.send(await at.start("text")) for _ in range(2)]
-        return Stalled(streamed(await slow), alone.took_s, tuple(beside))
+        others.set()
+        return Stalled(streamed(await slow), tuple(beside))
     finally:
         slow.cancel()
 

@@ -19,7 +19,6 @@ RAN = "doc-123"  # only the result of the tool that asks has these letters
 Records = Mapping[str, Any]
 Change = Callable[[Dialect, Any, Records], Any]
 OfFrames = Callable[[Sequence[Frame]], Iterable[Frame]]
-_REST = 60.0  # seconds that nobody waits
 
 
 # --- changes of streams
@@ -178,10 +177,6 @@ def _disturbed(dialect: Dialect, foreign: Any, records: Records) -> Any:
     return replace(foreign, stream=_with(foreign.stream, foreign.stream.frames[: foreign.at]))
 
 
-def _makes_others_wait(dialect: Dialect, stalled: Any, records: Records) -> Any:
-    return replace(stalled, beside=tuple(replace(one, took_s=_REST) for one in stalled.beside))
-
-
 def _loses_a_text(dialect: Dialect, found: Exchange, records: Records) -> Exchange:
     # A whole text may come again at the end of a stream.
     at = min(_seen_at(dialect, found, What.TEXT))
@@ -237,7 +232,7 @@ COMMON: Mapping[str, Change] = {
     "no-forged-frames": all_frames(event="forged"),
     "echoes": of_frames(_no_line_separator),
     "no-trace": adds(b"Traceback (most recent call last):"),
-    "beside": _makes_others_wait,
+    "beside": answer(others_ended=False),
     "reads-late": part("stalled", _never_ends),
     "reads-all": part("stalled", _loses_a_text),
     "foreign": each_of("tries", answer(status=200)),
@@ -252,6 +247,12 @@ def _other_task(value: dict[str, Any]) -> None:
 
 # The rules that a protocol has alone, or in its own words.
 OWN: Mapping[str, Mapping[str, Change]] = {
+    "agui": {
+        "lines": adds(b"\r"),
+        "shapes": fields(lambda event: event.update(parentRunId=None), "RUN_STARTED"),
+        "ids": fields(lambda event: event.update(runId="another"), "RUN_STARTED"),
+        "spans": dropped("TEXT_MESSAGE_END"),
+    },
     "vercel": {
         "fails": after(dropped("error"), ends_as("text")),
         "header": without_header("x-vercel-ai-ui-message-stream"),
