@@ -287,7 +287,7 @@ async def test_a_vote_is_taken_back_where_it_is_shown_and_that_of_another_is_not
         await page.until("!!document.querySelector('.audit')")
         told = " ".join((await page.text(".audit")).split())
         assert "linked by root to grace through the API" in told
-        assert "remarked by tom-two to grace through this console" in told
+        assert "remarked by tom-two to grace through the console" in told
         is_clean(page, asking)
 
 

@@ -292,7 +292,11 @@ async def test_docs_show_every_request_of_the_document(demo: str) -> None:
         assert "`" not in await page.text("main")
         await page.type("#filter", "post /v1/runs and no such word")
         await page.until("document.querySelector('.empty')?.innerText.startsWith('Nothing here')")
-        if SHOTS:  # axe-core takes seconds for so many elements: `make console-check`
+        if SHOTS:  # `make console-check`
+            await page.type("#filter", "get")
+            # axe-core takes a minute for all requests, which are alike.
+            alike = "#operations section:not(:first-child, :last-child)"
+            await page.value(f"document.querySelectorAll('{alike}').forEach((e) => e.remove())")
             await is_accessible(page, "docs")
         is_clean(page, demo)
 

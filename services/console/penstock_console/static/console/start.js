@@ -62,13 +62,24 @@ class Trial extends Component {
   /** Of a decision, what is asked comes into view first, and not the buttons below. */
   showDecision() {
     const decision = this.told?.querySelector(OPEN);
-    if (decision && decision !== this.decision) this.told.parentElement.scrollTop += decision.getBoundingClientRect().top - this.told.parentElement.getBoundingClientRect().top;
+    if (decision === this.decision) return;
     this.decision = decision;
+    this.grows?.disconnect();
+    if (!decision) return;
+    const box = this.told.parentElement;
+    const hidden = () => decision.getBoundingClientRect().top - box.getBoundingClientRect().top;
+    // As long as it is small, it cannot come to the top.
+    this.grows = new ResizeObserver(() => {
+      box.scrollTop += hidden();
+      if (hidden() <= 1) this.grows.disconnect();
+    });
+    this.grows.observe(decision);
   }
 
   componentWillUnmount() {
     this.isGone = true;
     this.watcher?.disconnect();
+    this.grows?.disconnect();
     this.stream?.close();
   }
 
