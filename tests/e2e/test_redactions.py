@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -31,6 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module")]
 SIGNS = "☂☀☁"
 PIECES = ["Fine: ", "☂", "☀☁", "☁", "☂ and more", " text"]
 BLOCKING = {"id": "signs", "match": {"agent": "guarded*"}, "kinds": ["re:☂[☂☀☁]{4}"]}
+ASKING = {"id": "asks", "match": {"agent": "guarded"}, "kinds": ["card"], "action": "review"}
 MASKING = {"id": "mail", "match": {"agent": "guarded*"}, "kinds": ["email"]}
 READ = [dialect for dialect in DIALECTS if dialect != RAW_DIALECT]
 ADK_MESSAGE = {"role": "user", "parts": [{"text": "hello"}]}
@@ -125,7 +128,8 @@ async def penstock(nats_server: NatsServer, upstream: Misbehaving) -> AsyncItera
     services: Services = (*PIPELINE, EdgeService)
     settings = {"cancel_grace_s": 0.1, "enable_adk_canonical_stream": True}
     async with pipeline(nats_server.url, config, services, **settings) as running:
-        await put_in_force(running.bus, running.services, {**BLOCKING, "action": "block"}, MASKING)
+        rules = ({**BLOCKING, "action": "block"}, MASKING, ASKING)
+        await put_in_force(running.bus, running.services, *rules)
         yield running
 
 
@@ -271,6 +275,58 @@ async def test_a_masked_run_is_masked_in_its_events_and_lists_and_another_agents
         raw = await http.get(f"/v1/runs/{run_id}/events?dialect=raw")
         assert raw.status_code == (409 if is_masked else 200)
     assert counted("email") >= before + 3, "in the start, the text and the whole message"
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_people_decide_whether_a_run_goes_on_and_no_client_sees_the_match(
+    penstock: Pipeline, upstream: Misbehaving, decision: str
+) -> None:
+    card, http, calls = "4111 1111 1111 1111", penstock.http, len(upstream.calls)
+    upstream.script(plays(agno_text("Pay with ", card, " today")))
+    started = await http.post("/v1/runs", json={"agent": "guarded", "message": "hi"})
+    run_id = started.json()["run_id"]
+    *_, paused = await penstock.events_until(run_id, "lifecycle.paused")
+    page = f"/v1/runs/{run_id}/events?limit=100"
+    before = await http.get(page, headers={"accept": "application/json"})
+    assert "Pay with" in before.text
+    assert "today" not in before.text
+    approval_id = paused.data["approval_id"]
+    asked = (await http.get(f"/v1/approvals/{approval_id}")).json()
+    assert asked["items"][0]["args"]["kinds"] == ["card"]
+    reply = await penstock.decide(approval_id, decision)
+    assert reply.status == 200, reply.detail
+    events = await penstock.ended(run_id)
+    wire = before.text + str(asked)
+    for dialect in READ:
+        wire += (await http.get(f"/v1/runs/{run_id}/events?dialect={dialect}")).text
+    assert card not in wire
+    assert "1111 1111" not in wire
+    assert "4111 " not in wire
+    if decision == "approve":
+        assert types(events)[-1] == "lifecycle.completed"
+        assert events[-1].data["summary"] == "Pay with [CARD_1] today"
+    else:
+        assert (types(events)[-1], events[-1].data["reason"]) == ("lifecycle.cancelled", "blocked")
+        assert "today" not in wire
+    assert len(upstream.calls) == calls + 1, "the agent server is not asked again"
+
+
+async def test_a_client_on_any_face_gets_nothing_from_what_people_decide_about_on(
+    penstock: Pipeline, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text("Pay with ", "4111 1111 1111 1111", " today")))
+    # The other two stay open at a pause; the test before reads what they read.
+    faces = {name: each for name, each in FACES.items() if name not in ("/v1/runs", "executions")}
+    # With ids of their own, so that they are no repetitions of the requests of an earlier test.
+    text = re.sub('"([rctm]-?1|s-[a-z-]+)"', r'"\1-asks"', json.dumps(faces))
+    answers = await asyncio.gather(
+        *(penstock.http.post(path, **asked) for path, asked in json.loads(text).values())
+    )
+    for face, answer in zip(faces, answers, strict=True):
+        shows_question = "penstock.redactions" in answer.text  # Agno's JSON has it in place of text
+        assert "Pay with" in answer.text or shows_question, f"{face}: {answer.text}"
+        assert "1111 1111" not in answer.text, face
+        assert "today" not in answer.text, face
 
 
 async def test_a_changed_rule_applies_to_new_runs_only(

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import MAX_SHOWN_CHARACTERS
+from penstock.bus.records import MAX_SHOWN_CHARACTERS, REVIEW_ITEM
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
+from penstock_normalizer.fold import run_fold
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.redacting import RunRedactions, Wait
 from penstock_normalizer.fold.run_fold import RunFold
@@ -383,3 +384,118 @@ async def test_a_text_that_is_searched_for_long_lets_other_runs_of_its_normalize
 
             await eventually(there, 30, "the event of the other run")
         assert pieces > 5
+
+
+# Asking people
+
+ASKS = ["Fine. ", "Write to ", "joe@exam", "ple.com", " now", "."]
+
+
+def asking(*body: bytes, **facts: Any) -> tuple[Frames, RunFold, list[CanonicalEvent]]:
+    """Fold a whole leg in which a match is found that people decide about."""
+    run, fold = frames(action="review", **facts), RunFold(RUN_ID, DECODERS)
+    sent = [run.open(), *map(run.bytes, body or (agno_text(*ASKS),)), run.end()]
+    return run, fold, fold_all(sent, fold)
+
+
+def paused(run: Frames, fold: RunFold) -> list[CanonicalEvent]:
+    data: dict[str, Any] = {"reason": "approval_required", "approval_id": fold.approval_id}
+    return fold_all([run.event("lifecycle.paused", **data)], fold)
+
+
+def decided(run: Frames, fold: RunFold, decision: str = "approve") -> RawFrame:
+    items = [{"item_id": REVIEW_ITEM, "decision": decision}]
+    fields: dict[str, Any] = {"approval_id": fold.approval_id, "outcome": decision, "by": "ada"}
+    return run.event("approval.decided", **fields, items=items, automatic=False)
+
+
+def test_from_a_match_on_which_people_decide_nothing_comes_before_they_have_decided() -> None:
+    run, fold, events = asking()
+    check_clean(events, "joe", "exam", "now", '[EMAIL_1]"}')
+    assert said(events) == "Fine. Write to "
+    asked = events[-1]
+    assert asked.type == "approval.requested"
+    [item] = asked.data["items"]
+    assert (item["kind"], item["item_id"], item["editable"]) == ("review", REVIEW_ITEM, False)
+    assert item["args"]["kinds"] == ["email"]
+    assert "[EMAIL_1]" in item["args"]["event"]["data"]["content"]
+    events += paused(run, fold)
+    events += fold_all([decided(run, fold)], fold)
+    check_clean(events, "joe", "exam")
+    at = [event.type for event in events].index("approval.decided")
+    assert [event.type for event in events][at + 1] == "lifecycle.resumed"
+    assert said(events) == said(events, "llm.message_completed") == "Fine. Write to [EMAIL_1] now."
+    assert events[-1].type == "lifecycle.completed"
+    assert [orjson.loads(event.body)["leg"] for event in (events[at], events[at + 1])] == [1, 2]
+    found = [each.redactions for each in events if each.type == "llm.stream" and each.redactions]
+    assert found == [[{"field": "content", "kind": "email", "count": 1}]]
+
+
+def test_a_rejection_stops_the_run_and_shows_nothing_of_what_waited() -> None:
+    run, fold, events = asking()
+    events += paused(run, fold)
+    events += fold_all([decided(run, fold, "reject")], fold)
+    check_clean(events, "joe", "exam", "now")
+    assert events[-1].type == "lifecycle.cancelled"
+    assert events[-1].data["reason"] == "blocked"
+    assert fold_all([decided(run, fold)], fold) == []
+
+
+def test_a_run_that_waits_for_people_is_restored_with_what_waits() -> None:
+    run, fold, _ = asking(agno("RunContent", content=MAIL), agno_pause(path=CARD))
+    restored = RunFold(RUN_ID, DECODERS)
+    restored.restore(orjson.loads(orjson.dumps(fold.snapshot())))
+    answer = decided(run, fold)
+    once = [event.body for event in fold_all([answer], fold)]
+    assert once == [event.body for event in fold_all([answer], restored)]
+    assert fold.approval_id == restored.approval_id is not None
+    assert fold.pending is not None
+    assert CARD in json.dumps(fold.pending.resume), "the agent server's own question comes next"
+    run.leg = 2
+    rest = [run.open_next(str(fold.approval_id), t1="approve"), run.bytes(agno_text("done"))]
+    rest.append(run.end())
+    last = fold_all(rest, fold)
+    assert last[-1].type == "lifecycle.completed"
+    assert [event.body for event in last] == [event.body for event in fold_all(rest, restored)]
+
+
+@pytest.mark.parametrize("frame", ["end", "event"])
+def test_a_cancel_needs_no_decision(frame: str) -> None:
+    run, fold = frames(action="review"), RunFold(RUN_ID, DECODERS)
+    body = agno("RunStarted") + agno("RunContent", content=MAIL) + agno("RunContent", content=" hm")
+    events = fold_all([run.open(), run.bytes(body)], fold)
+    data: dict[str, Any] = {"by": "ada", "reason": "user_stop", "confirmed": False}
+    stop = run.end("cancelled") if frame == "end" else run.event("lifecycle.cancelled", **data)
+    events += fold_all([stop], fold)
+    check_clean(events, "joe", "EMAIL")
+    assert events[-1].type == "lifecycle.cancelled"
+    assert fold.pending is None
+
+
+def test_a_lost_answer_is_shown_after_the_decision_as_all_others_are() -> None:
+    run, fold = frames(action="review"), RunFold(RUN_ID, DECODERS)
+    body = agno("RunStarted") + agno("RunContent", content=f"{MAIL} hm")
+    events = fold_all([run.open(), run.bytes(body), run.lost()], fold)
+    assert events[-1].type == "approval.requested"
+    events += fold_all([decided(run, fold)], fold)
+    check_clean(events)
+    assert events[-1].type == "lifecycle.failed"
+    assert said(events) == "[EMAIL_1] hm"
+
+
+def test_more_than_may_wait_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_fold, "MAX_HELD_BYTES", 10_000)
+    run, fold = frames(action="review"), RunFold(RUN_ID, DECODERS)
+    body = agno("RunStarted") + agno("RunContent", content=f"{MAIL} and ")
+    begin = [run.open(), run.bytes(body)]
+    flood = [run.bytes(agno("RunContent", content="x" * 1000)) for _ in range(12)]
+    events = fold_all([*begin, *flood], fold)
+    check_clean(events, "joe", "xxx")
+    assert events[-1].type == "lifecycle.cancelled"
+    assert fold.ended
+
+
+def test_a_workflows_run_has_nobody_to_ask_and_is_stopped() -> None:
+    by = RunRedactions.of(RUN_ID, rules(action="review"), is_workflow=True)
+    assert list(by.apply(Draft("workflow.step_completed", {"result": MAIL}))) == []
+    assert by.take_blocked() == "email"

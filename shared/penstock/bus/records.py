@@ -76,6 +76,7 @@ class TakenOver(Record):
 # The most characters of the user's message that lifecycle.started shows. The number is limited,
 # because the message is in the `open`, and the `open` is a single source frame.
 MAX_SHOWN_CHARACTERS: Final = 50_000
+REVIEW_ITEM: Final = "penstock.redactions"  # the id of the item that a redaction asks about
 
 
 class StartCommand(Record):
@@ -713,6 +714,11 @@ class ApprovalRecord(Record):
         return any(item.get("kind") == "budget" for item in self.items)
 
     @property
+    def is_of_review(self) -> bool:
+        """Whether the run asks for a redaction. The run takes the decision from its event."""
+        return any(item.get("item_id") == REVIEW_ITEM for item in self.items)
+
+    @property
     def is_of_workflow(self) -> bool:
         """Whether a step of a workflow asks. Its items can be rejected, also those of kinds that
         agent servers can only have answered."""
@@ -731,10 +737,10 @@ class ApprovalRecord(Record):
 
     def continue_command(self) -> ContinueCommand | None:
         """Return the command to a connector that carries the decision out. Returns None while there
-        is no decision, and for the run of a workflow."""
+        is no decision, for the run of a workflow, and for a redaction's question."""
         if self.target == "workflows" or self.decision is None or not self.decided_items():
             return None
-        if self.is_of_budget and self.decision.outcome == "rejected":
+        if self.is_of_review or (self.is_of_budget and self.decision.outcome == "rejected"):
             return None
         return ContinueCommand(
             run_id=self.run_id,

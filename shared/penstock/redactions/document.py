@@ -79,7 +79,8 @@ class Redaction(Strict):
     action: Action = Field(
         "mask",
         description="`mask` puts a name in its place, such as `[EMAIL_1]`, which is the same for "
-        "the same value in the run; `drop` puts nothing there; `block` stops the run.",
+        "the same value in the run; `drop` puts nothing there; `block` stops the run; `review` "
+        "masks it, and asks people whether the run goes on.",
     )
 
     @model_validator(mode="after")

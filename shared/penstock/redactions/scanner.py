@@ -22,7 +22,7 @@ import orjson
 from penstock.redactions.kinds import Kind, kinds_of
 from penstock.redactions.patterns import InvalidPattern
 
-Action = Literal["mask", "drop", "block"]
+Action = Literal["mask", "drop", "block", "review"]
 # From this number on, further values of a kind have no number of their own in a run.
 MAX_NUMBERED: Final = 10_000
 MAX_LEVELS: Final = 200  # a value that is nested deeper is taken out whole
@@ -125,8 +125,9 @@ class Redactor:
     """Takes out of a run's texts what its rules name.
 
     The same value has the same number in all texts of the run. `found` counts what was taken out,
-    by kind, and `blocked` is the kind of a match that stops the run: both are read and reset by the
-    caller. The text before such a match is returned, and nothing from it on.
+    by kind, `blocked` is the kind of a match that stops the run, and `reviewed` are those about
+    which people are asked: all are read and reset by the caller. The text before a match that stops
+    the run is returned, and nothing from it on.
     """
 
     rules: Rules
@@ -134,6 +135,7 @@ class Redactor:
     found: dict[str, int] = field(default_factory=dict)
     blocked: str | None = None
     waiting: int = 0  # the characters outside of texts in open JSON, which are searched together
+    reviewed: list[str] = field(default_factory=list)
     # By label: the digests of the values, in the order of their numbers. They hold no value, since
     # they are stored while the run waits.
     _known: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -189,7 +191,9 @@ class Redactor:
         self.found[name] = self.found.get(name, 0) + 1
         if action == "block":
             self.blocked = self.blocked or name
-        if action != "mask":
+        if action == "review":
+            self.reviewed.append(name)
+        elif action != "mask":
             return ""
         known = self._known.setdefault(kind.label, {})
         same = kind.same(match)

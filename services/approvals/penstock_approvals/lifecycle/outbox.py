@@ -119,9 +119,10 @@ class Outbox:
     async def _carry_out(self, record: ApprovalRecord) -> None:
         """Send the command that continues or cancels the run, or none if the run stays paused."""
         continuing = record.continue_command()
-        if record.target == WORKFLOWS and record.decision is not None:
+        if (record.target == WORKFLOWS or record.is_of_review) and record.decision is not None:
             # For the run of a workflow, `send_on` has reported the decision to the workflows
-            # service. This report takes the place of the command.
+            # service, and for a redaction to the normalizer, which holds the run's events back.
+            # This report takes the place of the command.
             await self._audit.sent(record)
         elif continuing is not None:
             if record.is_of_budget:

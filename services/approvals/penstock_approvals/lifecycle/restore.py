@@ -51,7 +51,7 @@ class Restore:
         for record in await self._approvals.records.all():
             if record.status == "pending":
                 await self._safely(record.approval_id, self._restore_status(record))
-            elif record.target == WORKFLOWS:
+            elif record.target == WORKFLOWS or record.is_of_review:
                 await self._safely(record.approval_id, self._resend_outcome(record))
         self._losses = losses
 
@@ -101,8 +101,8 @@ class Restore:
                 await self._approvals.ask_again(stored)
 
     async def _resend_outcome(self, record: ApprovalRecord) -> None:
-        """Send again how an approval ended, because the workflow may not have got this news. For
-        runs of agents, the connector's watchdog finds lost decisions and has them sent again."""
+        """Send again how an approval ended, because the workflow, or the normalizer, may not have
+        got this news. The connector's watchdog finds the lost decisions that connectors send."""
         run = await self._bus.bucket("runs").load(record.run_id, RunRecord)
         if run is not None and run.status not in ENDED:
             await self._approvals.outbox.send_on(record.approval_id)

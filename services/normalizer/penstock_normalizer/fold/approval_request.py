@@ -6,6 +6,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import orjson
+
+from penstock.bus.records import REVIEW_ITEM
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
 from penstock.digests import item_digest, request_digest
 
@@ -66,6 +69,29 @@ def budget_pause(ask: JsonObject) -> Pause:
         input_schema={"type": "string", "enum": list(ask["offers"])},
     )
     return Pause([item], {"kind": BUDGET, **ask})
+
+
+REVIEW = "review"
+_MAX_SHOWN_BYTES = 8 * 1024
+
+
+def review_pause(kinds: Sequence[str], first: Draft) -> Pause:
+    """Return the question of redactions whether a run goes on. `first` is the first event that is
+    held back, without what was found."""
+    event = {"type": first.type, "data": first.data}
+    try:
+        is_shown = len(orjson.dumps(event)) <= _MAX_SHOWN_BYTES
+    except orjson.JSONEncodeError:
+        is_shown = False
+    names = list(dict.fromkeys(kinds))
+    item = PauseItem(
+        item_id=REVIEW_ITEM,
+        kind="review",
+        args={"kinds": names, **({"event": event} if is_shown else {})},
+        description=f"The run has a match of kind {', '.join(names)}. Approved, it goes on without "
+        "the match; rejected, it is stopped.",
+    )
+    return Pause([item], {"kind": REVIEW})
 
 
 def approval_requested(

@@ -113,6 +113,8 @@ class RunRedactions:
 
     @classmethod
     def of(cls, run_id: str, redactions: Mapping[str, Any], *, is_workflow: bool) -> RunRedactions:
+        if is_workflow:
+            redactions = _without_review(redactions)
         redactor = redactor_of(run_id, redactions)
         if (check := redactions.get("check")) is not None:
             fails_closed = check["on_failure"] == "closed"
@@ -174,6 +176,17 @@ class RunRedactions:
         kind, self.redactor.blocked = self.redactor.blocked, None
         return kind
 
+    def block(self, kind: str) -> None:
+        """Stop the run as if something of this kind were blocked."""
+        self.redactor.blocked = self.redactor.blocked or kind
+
+    def take_reviewed(self) -> list[str]:
+        """Return the kinds of matches about which people are asked, since the last call."""
+        reviewed = self.redactor.reviewed
+        if reviewed:
+            self.redactor.reviewed = []
+        return reviewed
+
     def drop_open_texts(self) -> None:
         """Forget what is held back of texts, since the run is stopped."""
         self._open.clear()
@@ -193,6 +206,7 @@ class RunRedactions:
         """Return what `search` returns when the checker has seen all texts that it searches; of a
         JSON text, the checker sees the texts in it first, and then what has become of it."""
         redactor, before = self.redactor, self.redactor.blocked
+        reviewed = tuple(redactor.reviewed)
         result = search()
         if not isinstance(redactor, CheckedRedactor):
             return result
@@ -202,6 +216,7 @@ class RunRedactions:
             redactor.learn(question)
             redactor.take_found()
             redactor.blocked = before
+            redactor.reviewed = list(reviewed)
             if self._is_long:
                 yield Wait.THREAD
             result = search()
@@ -359,3 +374,14 @@ def _size(value: Any) -> int:
             case _:
                 size += 8
     return size
+
+
+def _without_review(redactions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the redactions of a workflow's run. It has no leg whose events could be held back, so
+    what would ask people stops it."""
+
+    def stops(rule: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**rule, "action": "block"} if rule["action"] == "review" else rule
+
+    checks = {"check": stops(redactions["check"])} if "check" in redactions else {}
+    return {**redactions, "rules": list(map(stops, redactions["rules"])), **checks}

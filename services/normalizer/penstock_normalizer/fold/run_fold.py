@@ -16,13 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import orjson
 
 from penstock.bus.messages import RawFrame
-from penstock.dialects.base import AgentFacts, Decoder, Draft, JsonObject, Pause, Source
+from penstock.dialects.base import (
+    AgentFacts,
+    Decoder,
+    Draft,
+    JsonObject,
+    Pause,
+    PauseItem,
+    Source,
+)
 from penstock.dialects.usage import TOOL_RESULT, USAGE
 from penstock.dialects.workflow import PROTOCOL, WRITER
 from penstock.events import TERMINAL, is_epilogue
@@ -32,6 +40,7 @@ from penstock_normalizer.fold.approval_request import (
     approval_requested,
     budget_pause,
     pending_approval,
+    review_pause,
 )
 from penstock_normalizer.fold.checking import UNCHECKED
 from penstock_normalizer.fold.envelope import CanonicalEvent, NotEncodable, canonical_event
@@ -49,16 +58,26 @@ CostOf = Callable[[str, JsonObject, JsonObject, str, str], JsonObject | None]
 DecoderFor = Mapping[str, Callable[[AgentFacts], Decoder]]
 
 # What a handler makes of a frame, before redactions, and the fold after them.
-Step: TypeAlias = Draft | Asked
+Step: TypeAlias = "Draft | Asked | Released"
 Folded: TypeAlias = CanonicalEvent | Asked
 
 BLOCKED = "blocked"  # why a redaction has ended a run
 _CALLS = frozenset({USAGE, TOOL_RESULT})
+# How much may wait for a decision. A run with more is stopped, since this is in memory, and then in
+# the record of the pause.
+MAX_HELD_BYTES = 8 * 1024 * 1024
 _SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
 
 
 def no_cost(*_: object) -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A draft that was held back; the redactions were applied to it then."""
+
+    draft: Draft
 
 
 @dataclass(slots=True)
@@ -78,6 +97,8 @@ class RunFold:
     - `_response` is set: the agent server's response of this leg is being read.
     - `_pause` is set: the agent server has paused, and its response has not ended yet.
     - `pending` is set: the leg is over, and the run waits for a decision about this approval.
+    - `_reviewed` is not empty: redactions have found what people decide about. All events from
+      there on are in `_held`; when the leg is over, people are asked.
     - `ended` is set: the terminal event was made; only an epilogue may follow.
     - `broken_off` is True: frames are missing, and no further frame makes an event.
 
@@ -106,6 +127,10 @@ class RunFold:
     _decoder: Decoder | None = None
     _response: _Response | None = None
     _pause: Pause | None = None
+    # the kinds of what people decide about, and the events that wait for the decision
+    _reviewed: list[str] = field(default_factory=list)
+    _held: list[Draft] = field(default_factory=list)
+    _held_bytes: int = 0
     _stop: JsonObject | None = None  # the cancel that stops this leg for a budget
     # the payloads of the parts, while a frame comes in parts
     _parts: list[bytes] = field(default_factory=list)
@@ -169,6 +194,9 @@ class RunFold:
 
     def _redacted(self, redactions: RunRedactions, draft: Step) -> Iterator[Folded]:
         """Yield the events of a draft; end the run if something in it blocks the run."""
+        if isinstance(draft, Released):
+            yield from self._each_placed((draft.draft,))
+            return
         if not isinstance(draft, Draft):
             yield draft
             return
@@ -177,19 +205,46 @@ class RunFold:
         if kind is None or self.ended:
             return
         redactions.drop_open_texts()
+        self._drop_held()
         self.blocked, self._response, self._pause = kind, None, None
         closing = self._decoder.abort() if self._decoder is not None else ()
         for each in self._decoded(closing):
             yield from self._each_placed(redactions.apply(each))
             redactions.take_blocked()
+            self._drop_held()
         yield from self._each_placed(_stopped_for(kind))
 
-    def _each_placed(self, steps: Iterable[Step]) -> Iterator[Folded]:
+    def _each_placed(self, steps: Iterable[Draft | Asked]) -> Iterator[Folded]:
         for each in steps:
             if not isinstance(each, Draft):
                 yield each
+            elif self._holds_back(each):
+                self._hold(each)
             elif self._admits(each):
                 yield self._placed(each)
+
+    def _holds_back(self, draft: Draft) -> bool:
+        """Return whether people must be asked before this event; not about a start and a pause,
+        which are only masked."""
+        if self._redactions is None:
+            return False
+        reviewed = self._redactions.take_reviewed()
+        if draft.type in ("lifecycle.started", "approval.requested") or self.pending is not None:
+            return False
+        if draft.type == "lifecycle.cancelled":
+            self._drop_held()
+        elif not self.ended:
+            self._reviewed += reviewed
+        return bool(self._reviewed)
+
+    def _hold(self, draft: Draft) -> None:
+        self._held.append(draft)
+        self._held_bytes += len(repr(draft.data))
+        if self._held_bytes > MAX_HELD_BYTES and self._redactions is not None:
+            self._redactions.block(self._reviewed[0])
+
+    def _drop_held(self) -> None:
+        self._reviewed, self._held, self._held_bytes = [], [], 0
 
     # The kinds of source frames
 
@@ -278,7 +333,11 @@ class RunFold:
             yield from _HANDLERS[frame.whole](self, frame)
 
     def _on_end(self, frame: RawFrame) -> Iterable[Step]:
-        if frame.leg != self.leg or self._response is None:
+        if frame.leg != self.leg:
+            return
+        if self._response is None:
+            if self._reviewed and self.pending is None:
+                yield from self._request_review()
             return
         outcome: JsonObject = orjson.loads(frame.payload or b"{}")
         decoder = self._the_decoder()
@@ -309,8 +368,10 @@ class RunFold:
         lost: JsonObject = orjson.loads(frame.payload)
         yield from self._decoded(self._the_decoder().abort())
         yield self._failed(**lost)
+        if self._reviewed:
+            yield from self._request_review()
 
-    def _on_event(self, frame: RawFrame) -> Iterable[Draft]:
+    def _on_event(self, frame: RawFrame) -> Iterable[Step]:
         if not self.leg:
             # the frame waits, because `lifecycle.started` must be the first event
             self._early.append(frame)
@@ -328,9 +389,29 @@ class RunFold:
             return
         if self.pending is not None:
             self.pending.note(type_, data)
-        if type_ in TERMINAL and self._decoder is not None:
-            yield from self._decoded(self._decoder.abort())
+        if type_ in TERMINAL:
+            if self._decoder is not None:
+                yield from self._decoded(self._decoder.abort())
+            self._drop_held()
         yield Draft(type_, data, event.get("source"))
+        if type_ == "approval.decided" and self._reviewed:
+            yield from self._go_on_as_decided(data)
+
+    def _go_on_as_decided(self, decided: JsonObject) -> Iterable[Step]:
+        """Release the events that wait for a decision, or end the run. What follows has the number
+        of a leg of its own, as after each decision, without a request to the agent server."""
+        approval, held, kinds = self.pending, self._held, self._reviewed
+        assert approval is not None
+        self.pending = None
+        self._drop_held()
+        self.leg += 1
+        if any(item["decision"] != "approve" for item in decided["items"]):
+            yield from _stopped_for(kinds[0])
+            return
+        if approval.pause_announced:
+            yield Draft("lifecycle.resumed", {"approval_id": approval.approval_id})
+        yield from map(Released, held)
+        yield from self._request_approval()
 
     def _on_checked(self, _: RawFrame) -> Iterable[Draft]:
         return ()  # the caller of `events` has read it
@@ -386,7 +467,18 @@ class RunFold:
             ),
         )
 
+    def _request_review(self) -> Iterable[Step]:
+        pause = review_pause(self._reviewed, self._held[0])
+        approval = pending_approval(self.run_id, self.leg, pause)
+        # What is still held back of texts comes first, and may stop the run.
+        yield approval_requested(approval.approval_id, pause)
+        if not self.ended:
+            self.pending = approval
+
     def _request_approval(self) -> Iterable[Step]:
+        if self._reviewed:
+            yield from self._request_review()
+            return
         pause, self._pause = self._pause, None
         if pause is None or self.ended:
             return
@@ -497,7 +589,15 @@ class RunFold:
             "escalated": approval.step if approval is not None else 0,
             "expired": approval is not None and approval.expiry_announced,
             "decoder": decoder.snapshot(),
+            **(self._review_snapshot() if self._reviewed else {}),
             "redacted": redactions.redactor.snapshot() if redactions is not None else None,
+        }
+
+    def _review_snapshot(self) -> JsonObject:
+        return {
+            "reviewed": self._reviewed,
+            "held": [asdict(draft) for draft in self._held],
+            "pause": asdict(self._pause) if self._pause is not None else None,
         }
 
     def restore(self, state: JsonObject) -> None:
@@ -518,6 +618,12 @@ class RunFold:
                 expiry_announced=state.get("expired", False),
             )
         self._the_decoder().restore(state["decoder"])
+        if "reviewed" in state:
+            self._reviewed = state["reviewed"]
+            self._held = [Draft(**fields) for fields in state["held"]]
+            if (pause := state["pause"]) is not None:
+                items = [PauseItem(**fields) for fields in pause["items"]]
+                self._pause = Pause(**{**pause, "items": items})
 
 
 # The events of which the run decides what becomes of them.
