@@ -143,7 +143,7 @@ async def test_an_issuer_that_stalls_holds_nobody_beyond_the_timeout(
     make_guarded: MakeGuarded, issuer: JwksServer, rsa_key: Key
 ) -> None:
     issuer.answering.clear()
-    guarded = await make_guarded(jwks_url=issuer.url, jwks_timeout_s=0.2)
+    guarded = await make_guarded(jwks_url=issuer.url, jwks_timeout_s=1)
     async with asyncio.timeout(30):
         assert await asyncio.gather(*(status(guarded, rsa_key) for _ in range(3))) == [503] * 3
     assert issuer.reads == 1
@@ -154,13 +154,13 @@ async def test_keys_that_are_old_still_serve_while_the_issuer_is_away(
     make_guarded: MakeGuarded, issuer: JwksServer, rsa_key: Key, trouble: str
 ) -> None:
     issuer.keys = [rsa_key]
-    guarded = await make_guarded(jwks_url=issuer.url, jwks_cache_s=0.001, jwks_timeout_s=0.5)
+    guarded = await make_guarded(jwks_url=issuer.url, jwks_cache_s=0.001, jwks_timeout_s=20)
     assert await status(guarded, rsa_key) == 200
     if trouble == "error":
         issuer.status = 500
     else:
         issuer.answering.clear()
-    async with asyncio.timeout(0.4 if trouble == "stall" else 5):
+    async with asyncio.timeout(10):
         assert [await status(guarded, rsa_key) for _ in range(3)] == [200] * 3
 
     async def read_again() -> bool:
