@@ -58,9 +58,9 @@ run: ## Start everything with demo agents on http://127.0.0.1:8000
 	done; \
 	deploy/venv.sh .venv deploy/requirements-run.txt $(MEMBERS) && exec $(BIN)/penstock up --demo
 
-# Tests wait longer than they compute, so eight workers keep two cores busy.
+# Tests wait longer than they compute: eight workers leave a third of two cores idle.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS := $(shell n=$$(($(CORES) * 4)); [ $$n -gt 8 ] && n=8; echo $$n)
+WORKERS := $(shell n=$$(($(CORES) * 6)); [ $$n -gt 12 ] && n=12; echo $$n)
 PYTEST_N := $(BIN)/python -m pytest --workers $(WORKERS)
 # Where Python may keep no compiled modules, each program that tests start compiles its own: 1 s.
 test all-tests test-fast: export PYTHONDONTWRITEBYTECODE =
