@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.frames.write_text("".join(lines), "utf-8")
     if report.breaks:
         return 1
-    return 0 if report.count(Verdict.PASSED) else 2
+    return 2 if report.count(Verdict.NOT_SHOWN) == len(report.results) else 0
 
 
 async def _report(

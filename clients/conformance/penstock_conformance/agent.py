@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,13 @@ _HELP: Final = (
     "message chooses what it does. `penstock-conformance --scripted` knows the words. AGENT_DATA "
     "may be a folder for its data."
 )
-# The arguments of Python that start the server of each protocol.
+# What the environment of each protocol's server must have.
+_MODULES: Final[Mapping[str, Sequence[str]]] = {
+    "agno": ("agno", "uvicorn"),
+    "adk": ("google.adk",),
+    "agui": ("pydantic_ai", "ag_ui", "uvicorn"),
+}
+# The arguments of Python that start it.
 _COMMANDS: Final[Mapping[str, str]] = {
     "agno": "-m uvicorn agno_app:app --host {host} --port {port}",
     "adk": "-m google.adk.cli api_server --host {host} --port {port} "
@@ -25,6 +32,15 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "{agents}/adk",
     "agui": "-m uvicorn pydantic_ai_app:app --host {host} --port {port}",
 }
+# Fails unless Python finds all modules, which it does not load.
+_IMPORTABLE: Final = """
+import sys
+from importlib.util import find_spec
+try:
+    sys.exit(None in map(find_spec, sys.argv[1:]))
+except ModuleNotFoundError:  # of the package around a module
+    sys.exit(1)
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,6 +64,10 @@ def main(arguments: Sequence[str]) -> int:
     python = shutil.which(asked.python)
     if python is None:
         parser.error(f"there is no program {asked.python}")
+    modules = _MODULES[asked.protocol]
+    if subprocess.run([python, "-c", _IMPORTABLE, *modules], check=False).returncode:
+        needed = " and ".join(modules)
+        parser.error(f"the server needs {needed}, not in {python}: pass another --python")
     data = os.environ.get("AGENT_DATA") or tempfile.mkdtemp()
     names = {"agents": AGENTS, "data": data, "host": asked.host, "port": asked.port}
     words = [each.format_map(names) for each in _COMMANDS[asked.protocol].split()]

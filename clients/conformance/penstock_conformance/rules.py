@@ -537,6 +537,9 @@ NO_TRACE: Final = Rule(
 
 def _beside(dialect: Dialect, stalled: Stalled) -> Iterator[str]:
     if not stalled.others_ended:
+        if 4 * stalled.alone_s > done.MAX_STALL_S:
+            alone = f"{stalled.alone_s:.0f} s with nobody beside it"
+            raise NotShown(f"an answer takes {alone}: pass a --text that is answered sooner")
         yield f"while a client does not read for {done.MAX_STALL_S:g} s, others have no end"
     for got in stalled.beside:
         if not of(dialect.read(got), What.END):
@@ -554,7 +557,7 @@ def _reads_all(dialect: Dialect, slow: Stalled) -> Iterator[str]:
         raise NotShown("the agent does not say the same text twice")
     seen = dialect.read(slow.stalled)
     text = text_of(seen)
-    if slow.stalled.end is End.LATE:
+    if slow.stalled.end is End.LATE and not of(seen, What.END):
         yield f"it gets {len(text)} of {len(whole)} letters, and no end"
     elif text != whole and any(each.how is How.COMPLETED for each in of(seen, What.END)):
         yield f"it gets {len(text)} of {len(whole)} letters, and then hears of a completed run"

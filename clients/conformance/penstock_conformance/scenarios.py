@@ -34,6 +34,8 @@ FORGED_TEXTS: Final = (
     "id: forged\u2028c\u0085d",
 )
 FORGED_FRAMES: Final = "\r\n".join(FORGED_TEXTS)
+# What a server answers that does not know the kind of request.
+NO_SUCH_REQUEST: Final = frozenset({404, 405, 501})
 _JSON: Final = {"content-type": "application/json"}
 
 Tries = Mapping[str, Exchange]
@@ -105,12 +107,14 @@ class Hostile:
 class Stalled:
     """A client that did not read for a while, or read slowly, and others beside it.
 
-    `fast` are the same stream to clients that read at once, if it should be the same.
+    `fast` are the same stream to clients that read at once, if it should be the same. `alone_s` is
+    how long a client waits for its end with nobody beside it.
     """
 
     stalled: Exchange
     beside: tuple[Exchange, ...]
     others_ended: bool = True  # before it went on
+    alone_s: float = 0.0
     fast: tuple[Exchange, ...] = ()
 
 
@@ -289,7 +293,14 @@ CANCELLED: Final = Scenario("slow, cancelled", _cancelled)
 
 
 async def _unknown(at: Trial) -> Exchange:
-    return await at.wire.send(at.dialect.cancel_unknown())
+    request = at.dialect.cancel_unknown()
+    try:
+        known = (await at.get(CANCELLED)).cancel
+    except NotShown:
+        return await at.wire.send(request)
+    if known.status in NO_SUCH_REQUEST:
+        raise NotShown(f"the server does not cancel a run that exists, either: {known}")
+    return await at.wire.send(request)
 
 
 UNKNOWN: Final = Scenario("cancel of an unknown run", _unknown)
@@ -393,8 +404,9 @@ async def _stalled(at: Trial) -> Stalled:
             have_ended = others.is_set()
             await _cancel(at, so_far)
 
+    alone = await at.get(TEXT)
     found = await _beside(at, await at.lasting("slow"), stall, others)
-    return replace(found, others_ended=have_ended)
+    return replace(found, others_ended=have_ended, alone_s=alone.took_s)
 
 
 async def _slowly(at: Trial) -> Stalled:

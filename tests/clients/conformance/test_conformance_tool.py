@@ -21,7 +21,7 @@ from penstock_conformance.dialect import Dialect, NotShown, Options
 from penstock_conformance.exchange import End, Exchange, Frame, Frames, Request, User
 from penstock_conformance.protocols import PROTOCOLS
 from penstock_conformance.protocols.agui import Agui
-from penstock_conformance.scenarios import STREAMS, Answered
+from penstock_conformance.scenarios import STREAMS, Answered, Stalled
 from penstock_conformance.statements import Group, Result, Statement, Verdict, judge
 from penstock_conformance.trial import Trial
 from penstock_conformance.wire import Wire
@@ -334,11 +334,12 @@ def test_a_wrong_command_is_no_verdict_on_the_server(
     assert "secret" not in capsys.readouterr().err
 
 
+PAGE = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\n<p>a"
 ANSWERS = {
     "no answer in time": (b"", 2),
     "a server of another protocol": (b"INFO {}\r\n", 2),
     "credentials are missing": (b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n", 2),
-    "a page": (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\n<p>a", 1),
+    "a page": (PAGE, 1),
     "values of other types": (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
         b'data: {"type": "RUN_FINISHED", "outcome": "x"}\n\n',
@@ -347,11 +348,9 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
-    name: str, tmp_path: Path
-) -> None:
-    content, expected = ANSWERS[name]
+@asynccontextmanager
+async def _answers(content: bytes) -> AsyncIterator[str]:
+    """Give each request this answer; yield the address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -363,7 +362,21 @@ async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_should_that_has_failed_was_shown() -> None:
+    async with _answers(PAGE) as url:
+        command = [url, "--protocol", "agui", "--only", "agui.invalid"]
+        assert await asyncio.to_thread(main, command) == 0
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
+    name: str, tmp_path: Path
+) -> None:
+    content, expected = ANSWERS[name]
+    async with _answers(content) as url:
         command = [url, "--protocol", "agui", "--timeout", "0.5", "--only", "shape"]
         report = tmp_path / "report.xml"
         status = await asyncio.to_thread(
@@ -529,6 +542,53 @@ async def test_a2a_says_of_each_state_whether_a_stream_must_close(
         results = await judge(trial, statements)
     assert [each.statement.id for each in results if each.verdict is Verdict.FAILED] == broken
     assert any(each.breaks for each in results) is (state == "COMPLETED")
+
+
+async def test_what_a_server_without_such_requests_refuses_is_no_success() -> None:
+    """A server may have GET for A2A's subscriptions, and an agent need not cancel."""
+    task = {"task": {"id": "r", "contextId": "t", "status": {"state": "TASK_STATE_WORKING"}}}
+    part = {"artifactId": "1", "parts": [{"text": "Hi"}]}
+    text = {"artifactUpdate": {"taskId": "r", "contextId": "t", "artifact": part}}
+    done = {"taskId": "r", "contextId": "t", "status": {"state": "TASK_STATE_COMPLETED"}}
+    frames = [f"data: {json.dumps(each)}\n\n" for each in (task, text, {"statusUpdate": done})]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith((":subscribe", ":cancel")):
+            return httpx.Response(405)
+        headers = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, content="".join(frames))
+
+    tool = PROTOCOLS["a2a"]
+    names = ("subscribes", "subscribes-late", "cancels-unknown")
+    statements = [each for each in tool.statements if each.rule.name in names]
+    messages = {"text": "Hello", "slow": "slow"}
+    async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
+        results = await judge(Trial(wire, tool.dialect(Options()), messages), statements)
+    assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
+    assert all("405" in each.told[0] for each in results)
+
+
+def _ended(end: End = End.WHOLE) -> Exchange:
+    values = [
+        {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "Hi"},
+        {"type": "RUN_FINISHED"},
+    ]
+    frames = tuple(Frame("", value=each) for each in values)
+    return Exchange(Request("POST", "/"), 200, frames=frames, end=end)
+
+
+def test_a_slow_agent_is_no_proof_that_a_client_holds_up_others() -> None:
+    late = Stalled(_ended(), (_ended(),), others_ended=False, alone_s=1.0)
+    assert [*rules.BESIDE.faults(Agui(Options()), late)]
+    with pytest.raises(NotShown, match=r"30 s.*--text"):
+        [*rules.BESIDE.faults(Agui(Options()), replace(late, alone_s=30.0))]
+
+
+def test_a_body_that_stays_open_after_the_end_has_lost_no_text() -> None:
+    slow = Stalled(_ended(End.LATE), (), fast=(_ended(), _ended()))
+    assert [*rules.READS_ALL.faults(Agui(Options()), slow)] == []
+    cut = replace(slow.stalled, frames=slow.stalled.frames[:1])
+    assert [*rules.READS_ALL.faults(Agui(Options()), replace(slow, stalled=cut))]
 
 
 STREAM = 'data: {"a":\ndata: 1}\r\nid: 1\r\n\r\n: nothing\n\nevent: x\rdata:\u2028\r\rid: 9\n\n'

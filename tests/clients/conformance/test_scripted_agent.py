@@ -25,6 +25,7 @@ SERVERS = {
     "adk": (["--agent", "scripted"], "adk", "/list-apps"),
     "agui": (["--path", "/agui"], "pydantic_ai", "/openapi.json"),
 }
+FRAMEWORKS = {"agno": ["agno"], "adk": ["google.adk"], "agui": ["pydantic_ai", "ag_ui"]}
 # What could not be shown without an agent that does it.
 SHOWN = {"calls-first", "once", "fails", "waits", "approves", "rejects", "no-text", "echoes"}
 SHOWN |= {"no-forged-frames", "no-trace", "beside", "reads-late", "reads-all"}
@@ -53,10 +54,26 @@ def test_it_repeats_any_text_and_says_a_long_one_twice_alike() -> None:
 
 
 @pytest.mark.parametrize("protocol", SERVERS)
-def test_the_command_becomes_the_server(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_becomes_the_server_where_its_framework_is(
+    protocol: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *words: seen.append(words))
-    main(["agent", "--protocol", protocol, "--port", "7001"])
+    command = ["agent", "--protocol", protocol, "--port", "7001"]
+    with pytest.raises(SystemExit):
+        main(command)
+    said = capsys.readouterr().err
+    for module in FRAMEWORKS[protocol]:
+        assert module in said
+        path = tmp_path / module.replace(".", "/")
+        path.mkdir(parents=True)
+        (path / "__init__.py").write_text("raise SystemExit('is loaded')")
+    assert "--python" in said
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    main(command)
     [(program, words, environment)] = seen
     assert program == words[0] == sys.executable
     assert "7001" in words

@@ -232,7 +232,7 @@ COMMON: Mapping[str, Change] = {
     "no-forged-frames": all_frames(event="forged"),
     "echoes": of_frames(_no_line_separator),
     "no-trace": adds(b"Traceback (most recent call last):"),
-    "beside": answer(others_ended=False),
+    "beside": answer(others_ended=False, alone_s=0.0),
     "reads-late": part("stalled", _never_ends),
     "reads-all": part("stalled", _loses_a_text),
     "foreign": each_of("tries", answer(status=200)),

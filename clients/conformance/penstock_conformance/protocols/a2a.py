@@ -44,6 +44,8 @@ class A2a(Dialect):
     """A2A. `--path` is the address of the interface."""
 
     name = "a2a"
+    # An agent need not stream, and its binding may have GET for this, as the protocol's proto has.
+    no_resume = frozenset({404, 405, 501})
 
     def start(self, message: str, session: str) -> Request:
         return self._send({"text": message})
