@@ -86,6 +86,34 @@ async def test_changed_arguments_are_shown_beside_those_that_were_asked_and_are_
         is_clean(page, demo)
 
 
+async def test_a_run_shows_the_arguments_that_were_approved_and_not_those_that_were_asked(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id, approval_id = await waiting(http, "first words")
+    approval = (await http.get(f"/v1/approvals/{approval_id}")).json()
+    [item] = approval["items"]
+    [name] = item["args"]
+    changed = {"item_id": item["item_id"], "decision": "approve", "args": {name: "other words"}}
+    body = {"digest": approval["digest"], "note": "as agreed", "items": [changed]}
+
+    async def is_as_approved() -> None:
+        await page.until("!!document.querySelector('.decision .outcome')")
+        assert await page.text(".decision .outcome") == "approved by anonymous: as agreed"
+        assert await page.text(".decision .tree .differs") == '"other words"'
+        assert '"first words"' in await page.text(".decision .tree .was")
+        assert "other words" in await page.text(".item-tool .preview")
+
+    async with page_at(f"{demo}/console/runs/{run_id}") as page:
+        await page.until("!!document.querySelector('.decision button.approve:enabled')")
+        # Another person decides, while this page is open.
+        await http.post(f"/v1/approvals/{approval_id}/decision", json=body)
+        await is_as_approved()
+        await has_status(http, run_id, "completed")
+        await page.go(f"{demo}/console/runs/{run_id}?tab=transcript")
+        await is_as_approved()
+        is_clean(page, demo)
+
+
 async def test_equal_calls_are_decided_together_and_different_ones_are_not(
     demo: str, http: httpx.AsyncClient
 ) -> None:

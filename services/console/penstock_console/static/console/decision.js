@@ -158,7 +158,10 @@ export class Decision extends Component {
   }
 
   get approval() {
-    return this.state.record ?? this.props.approval;
+    const { record } = this.state;
+    const { approval, outcome } = this.props;
+    // The event of the decision may have changed arguments since the record was read.
+    return record && outcome ? { ...record, ...approval } : (record ?? approval);
   }
 
   body(approval, decision) {
@@ -263,7 +266,7 @@ export class Decision extends Component {
     return html`<section class=${`decision ${done ? "is-settled" : ""}`} aria-label="A decision" data-approval=${approval.approval_id}>
       ${heading && html`<p class="ask">A person decides${approval.expires_at && !done ? html`: <${Countdown} until=${approval.expires_at} />` : ""}</p>`}
       ${approval.items.map((item, index) => html`<${Asked} key=${item.item_id} item=${item} id=${`${id}-${index}`} isOpen=${!done}
-        ruling=${rulings.get(item.item_id)} previous=${previous?.get(item.tool)} edit=${edits[item.item_id]}
+        ruling=${rulings.get(item.item_id)} previous=${previous?.get(item.tool)} edit=${done ? undefined : edits[item.item_id]}
         setValue=${(value) => this.setState((now) => ({ values: { ...now.values, [item.item_id]: value } }))}
         setEdit=${(text) => this.setState((now) => ({ edits: { ...now.edits, [item.item_id]: text } }))} />`)}
       ${terms.length > 0 && html`<details class="terms"><summary>What the policy says</summary>${terms.map((each) => html`<p>${each}</p>`)}</details>`}

@@ -114,6 +114,22 @@ function settled(transcript, event, outcome) {
   if (item) Object.assign(item, { outcome, until: event.timestamp });
 }
 
+/** The decision on an approval, which may have changed the arguments of calls. */
+function decided(transcript, event, { approval_id: id, outcome, by, note, items }) {
+  settled(transcript, event, `${outcome} by ${by}`);
+  const item = transcript.known(event, "approval", id);
+  if (!item) return;
+  const changes = new Map(items.filter(({ args }) => args).map(({ item_id: of, args }) => [of, args]));
+  const asked = item.approval.items.map((each) => {
+    const args = changes.get(each.item_id);
+    if (!args) return each;
+    const call = transcript.known(event, "tool", each.tool_call_id);
+    if (call) Object.assign(call, { args, areEdited: true });
+    return { ...each, args, requested_args: each.args };
+  });
+  item.approval = { ...item.approval, items: asked, decision: { note } };
+}
+
 function delivered(transcript, event, data, state) {
   const item = transcript.item(event, "delivery", data.delivery_id, { name: data.automation });
   Object.assign(item, { state, until: event.timestamp, result: data.error ?? data.result });
@@ -181,7 +197,7 @@ const READ = {
   },
   "approval.requested": (all, event, data) =>
     all.item(event, "approval", data.approval_id, { approval: data, outcome: null }),
-  "approval.decided": (all, event, data) => settled(all, event, `${data.outcome} by ${data.by}`),
+  "approval.decided": decided,
   "approval.expired": (all, event) => settled(all, event, "nobody decided in time"),
   "approval.withdrawn": (all, event) => settled(all, event, "the decision is not needed any more"),
   "approval.escalated": (all, event) => all.note(event, "further people may decide now"),
