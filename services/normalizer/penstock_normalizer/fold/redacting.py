@@ -167,6 +167,8 @@ class RunRedactions:
     def shown(self, text: str) -> Generator[Asked, None, str]:
         """Return a text of the run as its record shows it. An event has the same text, and counts
         what was taken out of it."""
+        if (wait := self._wait_before(text)) is not None:
+            yield wait
         clean = yield from self._answered(partial(self.redactor.text, text))
         self.redactor.take_found()
         self.take_blocked()
