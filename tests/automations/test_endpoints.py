@@ -8,10 +8,17 @@ from functools import partial
 import pytest
 
 from penstock.bus import streams
+from penstock.runs.calls import CallJob
 from penstock.turns import TenantUser
 from penstock_automations.actions.webhook import breaker, endpoints
 from penstock_automations.actions.webhook.breaker import Rate
-from penstock_automations.actions.webhook.endpoints import MAX_AHEAD, MAX_UNKNOWN, Endpoint
+from penstock_automations.actions.webhook.endpoints import (
+    MAX_AHEAD,
+    MAX_UNKNOWN,
+    Endpoint,
+    Endpoints,
+)
+from penstock_automations.rules.calls import rule_of_call
 from support.drive.automations import Automations, automations, rule, user, without_service
 from support.drive.waiting import eventually
 from support.fakes.receiver import OK, answers, hangs, receiver
@@ -49,6 +56,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(endpoints, "time", made)
     return made
+
+
+def test_calls_of_users_with_one_name_in_two_tenants_share_no_endpoint() -> None:
+    known = Endpoints(64)
+    call = CallJob(run_id="r", step_id="s", call_id="c", url="https://x.example")
+
+    def of(tenant: str) -> Endpoint:
+        made = rule_of_call(call, {}, TenantUser(tenant, "ada"))
+        assert made.record.rule.action.webhook is not None
+        return known.of(made, made.record.rule.action.webhook)
+
+    assert of("a") is of("a")
+    assert of("a").breaker is not of("b").breaker
 
 
 async def test_a_slow_endpoint_has_little_room_and_a_fast_one_much(clock: Clock) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from penstock.bus import subjects
 from penstock.runs.calls import CALLS
 from penstock.turns import TenantUser
 from penstock_automations.actions.executor import AttemptDeferred
@@ -136,7 +137,8 @@ class Endpoints:
         """Return the endpoint of a rule, with the webhook's present limits; the calls of one user
         to one host have one endpoint."""
         url, owner = origin(webhook.url), rule.record.owner.user
-        key = f"{rule.id} {owner.user_id if rule.id == CALLS else rule.record.uid} {url}"
+        whose = subjects.key_of(*owner) if rule.id == CALLS else rule.record.uid
+        key = f"{rule.id} {whose} {url}"
         endpoint = self._known.get(key)
         if endpoint is None:
             endpoint = self._known[key] = Endpoint(rule.id, owner, url)
