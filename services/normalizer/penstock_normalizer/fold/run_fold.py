@@ -225,8 +225,8 @@ class RunFold:
 
     def _holds_back(self, draft: Draft) -> bool:
         """Return whether people must be asked before this event; not about a start and a pause,
-        which are only masked."""
-        if self._redactions is None:
+        which are only masked, and not about what a call has used, which counts in any case."""
+        if self._redactions is None or draft.type == USAGE:
             return False
         reviewed = self._redactions.take_reviewed()
         if draft.type in ("lifecycle.started", "approval.requested") or self.pending is not None:
