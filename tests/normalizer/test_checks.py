@@ -34,7 +34,7 @@ from support.drive.automations import Automations, automations
 from support.drive.normalizing import Run, normalizer
 from support.drive.repository import ROOT
 from support.drive.waiting import eventually
-from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text
+from support.fakes.raw import RUN_ID, Frames, agno, agno_approved, agno_pause, agno_text, agui
 from support.fakes.receiver import (
     SECRET,
     Behaviour,
@@ -290,6 +290,8 @@ def test_findings_are_put_in_order_and_what_blocks_counts_before_all() -> None:
     [
         None,
         [],
+        {},
+        {"finding": [{"text": 0, "kind": "x"}]},
         {"found": [{"text": 1, "kind": "x"}]},
         {"found": [{"text": 0, "start": 2, "end": 9, "kind": "x"}]},
         {"found": [{"text": 0, "start": 2, "end": 2, "kind": "x"}]},
@@ -300,6 +302,22 @@ def test_findings_are_put_in_order_and_what_blocks_counts_before_all() -> None:
 def test_an_answer_that_names_what_is_not_there_counts_as_none(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"its answer (has another form|names)"):
         findings_of(answer, ["four"], "mask")
+
+
+@pytest.mark.parametrize("hidden", [NAME, MAIL])
+def test_what_a_repeated_key_of_arguments_hides_is_in_no_event(hidden: str) -> None:
+    args = f'{{"to": "{hidden}", "to": "x"}}'
+    run, folding = frames("agui"), Folding()
+    call = {"toolCallId": "t1"}
+    begun = agui(
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+        {"type": "TOOL_CALL_START", "toolCallName": "mail", **call},
+        {"type": "TOOL_CALL_ARGS", "delta": args, **call},
+        {"type": "TOOL_CALL_END", **call},
+    )
+    events = folding.feed(run.open(), run.bytes(begun), run.end())
+    check_clean(events)
+    assert said(events, "llm.tool_args", "delta") == '{"to":"x"}'
 
 
 # With a real server, and the automations service that makes the requests
@@ -451,6 +469,18 @@ async def test_a_text_that_is_too_long_is_not_sent_and_many_go_in_several_reques
     assert question.findings[0] is None
     assert all(question.findings[1:])
     assert [len(each.json["texts"]) for each in made.receiver.got("/long")] == [500, 200]
+
+
+async def test_texts_with_many_escapes_are_asked_in_requests_that_are_small_enough(
+    made: Automations,
+) -> None:
+    made.receiver.usual["/quotes"] = finds()
+    run = Run(made.bus)
+    fold = RunFold(run.run_id, DECODERS)
+    fold.facts = {"agent": "a", "redactions": checked_by(made, "/quotes", timeout_s=1.0)}
+    question = Question([f"{number}{NAME}" + '"' * (MAX_BYTES // 3) for number in range(2)])
+    await Checks(made.bus, run.run_id).answer(question, fold)
+    assert all(question.findings)
 
 
 FAILING: dict[str, Behaviour] = {

@@ -24,7 +24,7 @@ from penstock_normalizer.fold.redacting import RunRedactions, Wait
 from penstock_normalizer.fold.run_fold import RunFold
 from support.drive.normalizing import Run, bus_to, normalizer
 from support.drive.waiting import eventually
-from support.fakes.raw import RUN_ID, Frames, agno, agno_pause, agno_text
+from support.fakes.raw import RUN_ID, Frames, agno, agno_pause, agno_text, agui
 from support.real.nats import NatsServer
 
 MAIL, CARD = "joe@example.com", "4111 1111 1111 1111"
@@ -58,10 +58,6 @@ def check_clean(events: Sequence[CanonicalEvent], *secrets: str) -> None:
         typed_data(event.type, event.data)
         for secret in secrets or (MAIL, CARD):
             assert secret not in event.body.decode(), event.body
-
-
-def agui(*events: dict[str, Any]) -> bytes:
-    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 100])
@@ -357,6 +353,13 @@ def test_other_runs_go_on_before_a_long_search_and_after_many_short_ones() -> No
     assert said(rest, "llm.message_completed") == CARDS * 5000
 
 
+def test_the_message_that_starts_a_run_may_take_long_too() -> None:
+    run, fold = frames(message=CARDS * 2000), RunFold(RUN_ID, DECODERS)
+    steps = list(fold.events(run.open()))
+    assert steps[:2] == [Wait.THREAD, Wait.THREAD], "its search for the record, and for the event"
+    assert fold.facts["message"] == CARDS * 2000
+
+
 def test_what_people_are_asked_may_take_long_too() -> None:
     run, fold = frames(), RunFold(RUN_ID, DECODERS)
     fold.feed(run.open())
@@ -448,6 +451,19 @@ def test_a_rejection_stops_the_run_and_shows_nothing_of_what_waited() -> None:
     assert events[-1].type == "lifecycle.cancelled"
     assert events[-1].data["reason"] == "blocked"
     assert fold_all([decided(run, fold)], fold) == []
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+def test_what_a_run_uses_counts_before_people_decide_and_whatever_they_decide(
+    decision: str,
+) -> None:
+    used = agno("ModelRequestCompleted", input_tokens=7, output_tokens=2, model="m")
+    run, fold, events = asking(agno("RunContent", content=f"{MAIL} hm"), used, agno_text("done"))
+    assert [event.data["input_tokens"] for event in events if event.type == "llm.usage"] == [7]
+    events += paused(run, fold)
+    events += fold_all([decided(run, fold, decision)], fold)
+    check_clean(events, "joe", "exam")
+    assert [event.type for event in events].count("llm.usage") == 1
 
 
 def test_a_run_that_waits_for_people_is_restored_with_what_waits() -> None:

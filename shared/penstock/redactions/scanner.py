@@ -12,7 +12,8 @@ RE2 counts in bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -179,9 +180,7 @@ class Redactor:
         if "\\" not in text or text.lstrip()[:1] not in ("{", "["):
             return text
         try:
-            value = orjson.loads(text)
-            clean = self._value(value, levels)
-            return text if clean == value else orjson.dumps(clean).decode()
+            return rewritten(text, lambda value: self._value(value, levels))
         except ValueError:  # it is no JSON, or half of a surrogate pair
             return text
 
@@ -221,6 +220,31 @@ class Redactor:
 def redactor_of(run_id: str, redactions: Mapping[str, Any]) -> Redactor:
     """Return what searches the texts of a run; `redactions` is from the run's record."""
     return Redactor(_rules_of(orjson.dumps(redactions["rules"])), run_id)
+
+
+def rewritten(text: str, clean_of: Callable[[Any], Any]) -> str:
+    """Return a JSON text with what `clean_of` makes of its value; the text itself, if that changes
+    nothing and the text has nothing beside its value. Raises ValueError if it is no JSON."""
+    value = orjson.loads(text)
+    clean = clean_of(value)
+    if clean == value and not _repeats_a_key(text):
+        return text
+    return orjson.dumps(clean).decode()
+
+
+def _repeats_a_key(text: str) -> bool:
+    """Return whether an object of a JSON text has a key twice. Its value has only the last, so
+    nobody would search the others."""
+    try:
+        json.loads(text, object_pairs_hook=_require_distinct)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _require_distinct(pairs: Sequence[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is repeated")
 
 
 @dataclass(slots=True)

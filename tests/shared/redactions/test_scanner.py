@@ -200,6 +200,10 @@ def test_a_text_that_is_json_is_searched_without_its_escapes_and_stays_json() ->
         assert redactor().value(other) == other
 
 
+def test_what_a_repeated_key_hides_in_a_text_that_is_json_is_taken_out() -> None:
+    assert redactor().value(r'{"to": "joe\u0040example.com", "to": "x"}') == '{"to":"x"}'
+
+
 JSON = (
     r'{"to": "joe\u0040example.com", "é\n": [4111111111111111, -1.5e3, true], "x": "\ud83d\ude00 '
     r'a\"b\\ +49 30 1234567\/", "joe@example.com": null}'

@@ -70,6 +70,10 @@ def agno(event: str, **fields: Any) -> bytes:
     return f"event: {event}\ndata: {json.dumps(body)}\n\n".encode()
 
 
+def agui(*events: dict[str, Any]) -> bytes:
+    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events)
+
+
 def agno_text(*chunks: str) -> bytes:
     """Return a whole answer of an Agno agent."""
     return b"".join(

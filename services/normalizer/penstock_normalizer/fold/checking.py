@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-import orjson
-
 from penstock.redactions.kinds import Kind
-from penstock.redactions.scanner import Action, Redactor
+from penstock.redactions.scanner import Action, Redactor, rewritten
 
 # What the checker found in a text, in the order of the text and without overlaps: where it begins
 # and ends, in characters, its kind, and what becomes of it.
@@ -107,10 +105,7 @@ def whole_json(redactor: Redactor, text: str) -> str:
     """Return a text that is JSON with each text in it searched, so that the checker is asked the
     same as for the value; nothing of it if something in it blocks the run."""
     try:
-        value = orjson.loads(text)
+        clean = rewritten(text, redactor.value)
     except ValueError:
         return redactor.text(text)
-    clean = redactor.value(value)
-    if redactor.blocked is not None:
-        return ""
-    return text if clean == value else orjson.dumps(clean).decode()
+    return clean if redactor.blocked is None else ""

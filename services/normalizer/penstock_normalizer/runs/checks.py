@@ -37,7 +37,7 @@ from penstock_normalizer.runs.backlog import read
 log = logging.getLogger(__name__)
 
 WRITER: Final = "checks"  # the writer of source frames with what checkers have found
-# How much is in one request. A longer text is not checked.
+# How much is in one request, as JSON: a call has at most 256 KiB. A longer text is not checked.
 MAX_TEXTS: Final = 500
 MAX_BYTES: Final = 200 * 1024
 _MARGIN_S: Final = 0.5  # how much longer a request may take than the checker
@@ -57,7 +57,8 @@ class _Found(BaseModel):
 class _Answer(BaseModel):
     """What a checker answers."""
 
-    found: Annotated[list[_Found], Field(max_length=1000)] = []
+    # Without a default: an empty or misspelt answer must not count as one that finds nothing.
+    found: Annotated[list[_Found], Field(max_length=1000)]
 
 
 class Checks:
@@ -121,9 +122,8 @@ class Checks:
         """Return what the checker finds; None if it does not say so in time. While it refuses, as
         when it or the automations service is restarted, it is asked again."""
         check = fold.facts["redactions"]["check"]
-        # Half of a surrogate pair is no JSON; what takes its place is one character, too.
-        sent = [text.encode("utf-8", "replace").decode() for text in texts]
-        body = {"run_id": self._run_id, "agent": fold.facts["agent"], "texts": sent}
+        body = {"run_id": self._run_id, "agent": fold.facts["agent"]}
+        body["texts"] = [_sent(text) for text in texts]
         request = CheckRequest(
             url=check["url"],
             body=body,
@@ -207,4 +207,11 @@ def _digest(text: str) -> str:
 
 
 def _size(text: str) -> int:
-    return len(text.encode(*_UTF8))
+    """Return the bytes of a text in a request, where each quote and line break takes two."""
+    return len(orjson.dumps(_sent(text)))
+
+
+def _sent(text: str) -> str:
+    """Return a text as a checker gets it. Half of a surrogate pair is no JSON; what takes its place
+    is one character, too."""
+    return text.encode("utf-8", "replace").decode()
