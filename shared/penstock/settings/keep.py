@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from penstock.durations import seconds_of, text_of
 
 FOREVER: Final = "forever"
+HOUR_S: Final = 3600.0
 DAY_S: Final = 86400.0
 MAX_S: Final = 36_500 * DAY_S  # NATS counts ages in nanoseconds, in 63 bits
 
@@ -20,7 +21,7 @@ class Kind(NamedTuple):
 
     age_s: float
     stream: str
-    least_s: float = 1.0
+    least_s: float = HOUR_S  # less is a slip, such as `6m` for six months, and deletes everything
     may_be_forever: bool = False
 
 
@@ -28,10 +29,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "raw": Kind(DAY_S, "RAW"),
     "events": Kind(7 * DAY_S, "EVENTS"),
     "deadletters": Kind(30 * DAY_S, "DEADLETTERS"),
-    "deliveries": Kind(30 * DAY_S, "KV_deliveries"),
-    # A request may wait for as long as the record of its run is kept.
+    # A delivery may wait for its next attempt for a day and a tenth.
+    "deliveries": Kind(30 * DAY_S, "KV_deliveries", 2 * DAY_S),
+    # A request may wait for as long as the record of its run is kept (see `parse_keep`).
     "decisions": Kind(0.0, "KV_approvals", 30 * DAY_S, may_be_forever=True),
-    "costs": Kind(400 * DAY_S, "KV_costs", may_be_forever=True),
+    # A budget may be of a month, and must not forget what was used since its first day.
+    "costs": Kind(400 * DAY_S, "KV_costs", 31 * DAY_S, may_be_forever=True),
 }
 FACTS: Final = ("agent", "tenant")
 
@@ -84,6 +87,12 @@ def parse_keep(words: Sequence[str]) -> Keep:
                 f"{word}: write <kind>=<age> with one of the kinds {kinds}, or "
                 "agent:<pattern>=<age> or tenant:<pattern>=<age>"
             )
+    if 0 < ages_s["decisions"] < ages_s["events"]:
+        events = text_of(ages_s["events"])
+        raise ValueError(
+            f"decisions={text_of(ages_s['decisions'])}: events are kept for {events}, and a run may "
+            f"wait for its decision as long: set decisions={events} or more, or {FOREVER}"
+        )
     for each in early:
         if each.age_s > ages_s["events"]:
             raise ValueError(
