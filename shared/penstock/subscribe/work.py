@@ -155,7 +155,7 @@ class Work:
                     try:
                         await handler.call(handler.argument(event, sealed, *facts))
                         break
-                    except ContentNeeded:
+                    except (ContentNeeded, InvalidEvent):  # the second by `event.data_model()`
                         if sealed is None:
                             raise
                         self._needing.add(name)

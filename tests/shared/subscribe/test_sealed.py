@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import TimeoutError as NatsTimeoutError
 
 from penstock.bus import Bus, Message, streams, subjects
 from penstock.bus.admin import permissions, subscribers
@@ -28,6 +29,7 @@ from penstock.contract.asyncapi import headers
 from penstock.events import Data, Event
 from penstock.events.llm import ToolCall
 from penstock.subscribe import Received, Sealed
+from penstock_edge.sources import key_requests
 from penstock_edge.sources.key_requests import PER_SECOND, KeyRequests
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.sources.sessions import RunRecords
@@ -259,7 +261,7 @@ async def test_a_reader_in_any_language_opens_an_event_as_consuming_md_says(
     assert orjson.loads(data) == written.data
 
 
-@pytest.mark.parametrize("form", ["ToolCall", "Event"])
+@pytest.mark.parametrize("form", ["ToolCall", "Event", "Event, by its model"])
 async def test_an_event_waits_for_the_grant_that_its_handler_needs(
     sealed: System, caplog: pytest.LogCaptureFixture, form: str
 ) -> None:
@@ -272,11 +274,18 @@ async def test_an_event_waits_for_the_grant_that_its_handler_needs(
         async def typed(call: ToolCall) -> None:
             calls.append(call.args)
 
-    else:
+    elif form == "Event":
 
         @subscriber.on(f"llm.tool_call.{run_id}")
         async def untyped(event: Event) -> None:
             calls.append(event.data.get("args", {}))
+    else:
+
+        @subscriber.on(f"llm.tool_call.{run_id}")
+        async def by_model(event: Event) -> None:
+            call = event.data_model()
+            assert isinstance(call, ToolCall)
+            calls.append(call.args)
 
     await sealed.publish(said(run_id, 1))
     async with running(subscriber):
@@ -520,6 +529,30 @@ async def test_a_flood_of_one_subscriber_delays_no_other(sealed: System) -> None
     # The flood may have lasted for more than a second.
     assert len(answers) <= 10 * PER_SECOND
     assert took_s < 5.0
+
+
+async def test_while_nats_is_slow_requests_for_keys_do_not_pile_up(
+    sealed: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = await made(sealed.bus)
+
+    async def hang(*_: object) -> Grant:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(key_requests, "grant_to", hang)
+    async with client_of(sealed, ACME) as (client, _):
+        for _ in range(3 * PER_SECOND):
+            await client.publish(key_request(ACME, run_id), b"", "_INBOX_acme.flood")
+
+        async def busy() -> bool:
+            with suppress(NatsTimeoutError):
+                answer = await client.request(key_request(ACME, run_id), timeout=0.3)
+                return (answer.headers or {})[REFUSAL] == "busy"
+            return False
+
+        # In the second of the flood there is no answer.
+        await eventually(busy, 10, "a refusal while the requests of before wait")
 
 
 async def test_events_wait_while_no_edge_answers_and_are_in_order_then(server: NatsServer) -> None:

@@ -34,6 +34,8 @@ PER_SECOND: Final = 200
 # requests to NATS.
 AT_ONCE: Final = 64
 AT_ONCE_EACH: Final = 8
+# The requests of one durable that may wait. While NATS is slow, they would pile up.
+MAX_WAITING_EACH: Final = PER_SECOND
 
 
 class KeyRequests:
@@ -70,7 +72,8 @@ class KeyRequests:
             self._second = second
             self._asked.clear()
         self._asked[durable] += 1
-        if self._asked[durable] > PER_SECOND:
+        waiting = len(self._places[durable][0]) if durable in self._places else 0
+        if self._asked[durable] > PER_SECOND or waiting >= MAX_WAITING_EACH:
             if self._asked[durable] <= 2 * PER_SECOND:
                 self._send(run_id, request.reply, b"", "busy")
             return
