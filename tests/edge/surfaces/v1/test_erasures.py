@@ -343,6 +343,9 @@ async def test_all_runs_of_a_session_are_erased_and_those_that_cannot_be_are_nam
     assert (await record_of(bus, kept.run_id)).erasure is None
     nothing = await edge.post("/v1/erasures", json={"reason": "x"})
     assert nothing.status_code == 422
+    foreign = {"session_id": kept.session_id, "erasure_id": "€"}  # of no earlier answer
+    assert (await edge.post("/v1/erasures", json=foreign)).status_code == 422
+    assert (await record_of(bus, kept.run_id)).erasure is None
 
 
 async def test_an_erasure_of_several_runs_is_shown_with_each_of_them_and_as_a_page_to_print(

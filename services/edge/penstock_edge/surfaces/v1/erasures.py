@@ -177,6 +177,8 @@ class Erasures(Handlers):
             raise invalid(error) from error
         if asked.before is not None and not is_run_id(asked.before):
             raise Problem(422, "before: must be `next` of an earlier answer")
+        if asked.erasure_id is not None and not is_run_id(asked.erasure_id):
+            raise Problem(422, "erasure_id: must be that of an earlier answer")
         if asked.tenant is not None:
             require(who, "act-as")
         owners = None
