@@ -482,6 +482,10 @@ async def test_what_was_erased_after_a_backup_is_withheld_by_its_restore_and_era
     fresh_nats.start()
     without = await penstock_streams("restore", str(kept), *nats)
     assert (without.exit_code, "--erasures" in without.output) == (2, True)
+    emptied = tmp_path / "emptied.jsonl"
+    emptied.touch()
+    said = await penstock_streams("restore", str(kept), "--erasures", str(emptied), *nats)
+    assert (said.exit_code, "is empty: write `none`" in said.output) == (2, True)
     restore = ("restore", str(kept), "--erasures", str(file), "--lost", "100")
     said = await penstock_streams(*restore, *nats)
     assert said.exit_code == 0, said.output

@@ -59,6 +59,10 @@ def read(file: str) -> list[EraseCommand]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         parsed = [json.loads(line) for line in lines if line.strip()]
+        if not parsed:
+            # Such as one that was written anew while NATS was away.
+            text = f"{file} is empty: write `{NONE}` if nothing was erased since the backup"
+            raise StartUpError(text)
         found = {each["run_id"]: each for each in parsed if each.get("state") != "refused"}
         if wrong := [run_id for run_id in found if not is_run_id(str(run_id))]:
             raise StartUpError(f"{file}: {str(wrong[0])[:64]!r} is no run's id")
