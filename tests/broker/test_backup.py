@@ -450,6 +450,17 @@ async def test_a_backup_that_is_not_whole_is_refused(
     assert (said.exit_code, "is no complete backup" in said.output) == (2, True)
 
 
+async def test_a_restore_refuses_an_empty_list_of_erasures(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """As one is that was written with `>` while NATS was away."""
+    emptied = tmp_path / "erasures.jsonl"
+    emptied.touch()
+    nats = ("--nats", nats_server.url)
+    said = await penstock_streams("restore", str(tmp_path), "--erasures", str(emptied), *nats)
+    assert (said.exit_code, "is empty: write `none`" in said.output) == (2, True)
+
+
 async def test_what_was_erased_after_a_backup_is_withheld_by_its_restore_and_erased_again(
     fresh_nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -482,10 +493,6 @@ async def test_what_was_erased_after_a_backup_is_withheld_by_its_restore_and_era
     fresh_nats.start()
     without = await penstock_streams("restore", str(kept), *nats)
     assert (without.exit_code, "--erasures" in without.output) == (2, True)
-    emptied = tmp_path / "emptied.jsonl"
-    emptied.touch()
-    said = await penstock_streams("restore", str(kept), "--erasures", str(emptied), *nats)
-    assert (said.exit_code, "is empty: write `none`" in said.output) == (2, True)
     restore = ("restore", str(kept), "--erasures", str(file), "--lost", "100")
     said = await penstock_streams(*restore, *nats)
     assert said.exit_code == 0, said.output

@@ -90,8 +90,8 @@ def parse_keep(words: Sequence[str]) -> Keep:
     if 0 < ages_s["decisions"] < ages_s["events"]:
         events = text_of(ages_s["events"])
         raise ValueError(
-            f"decisions={text_of(ages_s['decisions'])}: events are kept for {events}, and a run may "
-            f"wait for its decision as long: set decisions={events} or more, or {FOREVER}"
+            f"decisions={text_of(ages_s['decisions'])}: events are kept for {events}, and a run "
+            f"may wait for its decision as long: set decisions={events} or more, or {FOREVER}"
         )
     for each in early:
         if each.age_s > ages_s["events"]:
