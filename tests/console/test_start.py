@@ -73,6 +73,28 @@ window.fetch = async (path, options) => {
 """
 
 
+# Has the page get no answer about the services, as while the edge has no connection to NATS.
+NO_HEALTH = """
+const asked = window.fetch;
+window.fetch = async (path, options) => path === "/v1/health"
+  ? new Response(JSON.stringify({ detail: "not connected to NATS" }), { status: 503 })
+  : asked(path, options);
+"""
+
+
+async def test_health_says_when_the_services_answered_and_that_it_is_not_known(demo: str) -> None:
+    health = "document.querySelector('aside').textContent"
+    async with page_at(f"{demo}/") as page:
+        await page.until("!!document.querySelector('#health')")
+        assert await page.value(f"/All services answer[.]\\s*as of \\d/.test({health})")
+        await page.value(f"{{ {NO_HEALTH} }}")
+        await page.value("document.dispatchEvent(new Event('visibilitychange'))")
+        await page.until(
+            f"{health}.includes('not known whether the services answer: not connected')"
+        )
+        assert "All services answer" not in await page.value(health)
+
+
 async def test_a_streamed_run_is_shown_as_it_comes_and_in_the_list(demo: str) -> None:
     async with page_at("about:blank") as page:
         await page.send("Page.addScriptToEvaluateOnNewDocument", source=OLD_LISTS)

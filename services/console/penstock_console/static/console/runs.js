@@ -249,8 +249,8 @@ export class Runs extends Component {
               ${field("user_id", "User", "a user's name")}
               ${(filters.tenant || rows.some((each) => each.tenant)) && field("tenant", "Tenant", "a tenant's name")}
               ${field("session_id", "Session", "a session's id")}
-              ${field("since", "Since", "", "datetime-local")}
-              ${field("until", "Until", "", "datetime-local")}
+              ${field("since", "Started since", "", "datetime-local")}
+              ${field("until", "Started before", "", "datetime-local")}
             </div>
           </details>
         </form>

@@ -1,14 +1,14 @@
 // @ts-check
 // The start screen: three trials, the agents, and the latest runs.
 
-import { get, post } from "../api.js";
+import { get, getDated, post } from "../api.js";
 import { END_CONNECTOR } from "../demo.js";
 import { Transcript } from "./fold.js";
 import { follow, oncePerFrame } from "./live.js";
 import { runPlace } from "./place.js";
 import { Runs } from "./runs.js";
 import { Story } from "./story.js";
-import { Component, Grows, Notice, html, keepEnd, money } from "./view.js";
+import { Component, Grows, Notice, Said, Time, html, keepEnd, money } from "./view.js";
 
 const AGAIN_MS = 3000;
 const OPEN = ".decision:not(.is-settled)";
@@ -201,13 +201,15 @@ function Spent({ total }) {
 /** More frames than these are no longer the moment that each event takes. */
 const LATE_FRAMES = 1000;
 
-/** Whether the services work, in words for everybody. */
-function Health({ services, frames_behind: behind }) {
+/** Whether the services work, in words for everybody; `at` is when they were asked. */
+function Health({ services, frames_behind: behind, at, error }) {
+  if (error) return html`<h2 id="health">Health</h2><p class="bad">It is not known whether the services answer: <${Said} text=${error} /></p>`;
   const silent = services.filter((each) => !each.answers).map((each) => each.name);
   return html`<h2 id="health">Health</h2>
     ${silent.length > 0
       ? html`<p class="bad">No answer from: ${silent.join(", ")}. What needs ${silent.length === 1 ? "it" : "them"} waits, and nothing is lost.</p>`
       : html`<p class="good">All services answer.</p>`}
+    <p class="dim">as of <${Time} at=${at} /></p>
     ${behind > LATE_FRAMES && html`<p class="bad">The events of your runs come late: ${behind.toLocaleString()} frames wait.</p>`}`;
 }
 
@@ -258,7 +260,10 @@ export class Start extends Component {
     }
     const since = new Date(Date.now() - SPENT_DAYS * DAY_MS).toISOString().slice(0, 10);
     // Without an answer, the screen is whole.
-    get("/v1/health").then((health) => this.setState({ health }), () => {});
+    getDated("/v1/health").then(
+      ({ body, date }) => this.setState({ health: { ...body, at: date } }),
+      (refused) => this.setState({ health: refused.mayPass ? { error: refused.message } : null }),
+    );
     get(`/v1/costs?by=agent&since=${since}`).then(({ total }) => this.setState({ spent: total }), () => {});
     if (again && !this.isGone && !document.hidden) this.timer = setTimeout(() => this.read(), AGAIN_MS);
   }
