@@ -34,7 +34,7 @@ Wires = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Slow:
     """A server with short deadlines, and connections to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, body_s: float) -> None:
         self.ready = asyncio.Event()  # once this is set, /later reads its body
         self.read: list[int] = []
         served = [
@@ -45,7 +45,7 @@ class Slow:
             *routes("/ignore", self._ignore, ["POST"]),
             websocket("/refused", self._refused),
         ]
-        self.server = Server(served, "127.0.0.1", 0, head_s=HEAD_S, body_s=BODY_S)
+        self.server = Server(served, "127.0.0.1", 0, head_s=HEAD_S, body_s=body_s)
 
     async def _read(self, request: Request) -> Response:
         self.read.append(len(await read_body(request)))
@@ -86,13 +86,21 @@ class Slow:
                 await writer.wait_closed()
 
 
+@asynccontextmanager
+async def serving(body_s: float) -> AsyncIterator[Slow]:
+    made = Slow(body_s)
+    await made.server.start()
+    try:
+        yield made
+    finally:
+        made.ready.set()
+        await made.server.stop()
+
+
 @pytest.fixture
 async def slow() -> AsyncIterator[Slow]:
-    made = Slow()
-    await made.server.start()
-    yield made
-    made.ready.set()
-    await made.server.stop()
+    async with serving(BODY_S) as made:
+        yield made
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -267,12 +275,15 @@ async def test_what_is_around_a_body_is_limited(slow: Slow, path: bytes, endless
             await rest(reader)
 
 
-async def test_a_body_in_the_smallest_chunks_is_none_of_that(slow: Slow) -> None:
+async def test_a_body_in_the_smallest_chunks_is_none_of_that() -> None:
     size = 30_000
-    async with slow.connected(CHUNKED % b"read" + b"1\r\nx\r\n" * size) as (reader, writer):
+    async with (
+        serving(body_s=PATIENCE_S) as slow,
+        slow.connected(CHUNKED % b"read" + b"1\r\nx\r\n" * size) as (reader, writer),
+        asyncio.timeout(PATIENCE_S),
+    ):
         writer.write(b"0\r\ntrailer: kept by nobody\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_S):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     assert slow.read == [size]
 
 
