@@ -114,6 +114,24 @@ async def test_a_run_shows_the_arguments_that_were_approved_and_not_those_that_w
         is_clean(page, demo)
 
 
+async def test_lists_in_a_narrow_window_say_when_a_run_began_and_when_it_was_decided(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id, _ = await waiting(http, "in a narrow window")
+    await decided(http, run_id)
+    place = f"/console/runs/{run_id}"
+    async with page_at(f"{demo}/console/inbox/earlier") as page:
+        await page.resize(360)
+        for path in ("inbox/earlier", "runs"):
+            await page.go(f"{demo}/console/{path}")
+            row = f"document.querySelector('tr:has(a[href=\"{place}\"])')"
+            await page.until(f"!!{row}")
+            assert await page.value(
+                f"{row}.innerText.includes(' AM') || {row}.innerText.includes(' PM')"
+            )
+            assert await page.value("document.documentElement.scrollWidth") == 360
+
+
 async def test_equal_calls_are_decided_together_and_different_ones_are_not(
     demo: str, http: httpx.AsyncClient
 ) -> None:

@@ -92,7 +92,7 @@ export class Earlier extends Component {
       </div>
       <${Notice} text=${error} />
       ${approvals?.length > 0 && html`<table>
-        <thead><tr><th scope="col">Outcome</th><th scope="col">What was asked</th><th scope="col">Run</th><th scope="col" class="wide">For</th><th scope="col" class="wide" aria-sort="descending">Asked ↓</th><th scope="col" class="wide">Decided</th></tr></thead>
+        <thead><tr><th scope="col">Outcome</th><th scope="col">What was asked</th><th scope="col">Run</th><th scope="col" class="wide">For</th><th scope="col" class="wide" aria-sort="descending">Asked ↓</th><th scope="col">Decided</th></tr></thead>
         <tbody>${approvals.map((each) => html`<tr key=${each.approval_id}>
           <td>${outcomeOf(each)}</td>
           <td class="name"><a href=${approvalPlace(each.approval_id)}>${each.items.map((item) => short(item.tool ? call(item.tool, item.args) : item.description ?? item.kind, 120)).join("; ")}</a>
@@ -100,7 +100,7 @@ export class Earlier extends Component {
           <td><a href=${runPlace(each.run_id)}>${each.agent}</a></td>
           <td class="wide">${each.user_id}</td>
           <td class="wide"><${Time} at=${each.requested_at} /></td>
-          <td class="wide"><${Time} at=${each.decision?.at ?? each.updated_at} /></td>
+          <td><${Time} at=${each.decision?.at ?? each.updated_at} /></td>
         </tr>`)}</tbody>
       </table>`}
       ${approvals?.length === 0 && html`<div class="empty"><p>No request fits.</p><p>What still waits is in the <a href="/console/inbox">inbox</a>.</p></div>`}

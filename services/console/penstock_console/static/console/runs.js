@@ -310,7 +310,7 @@ export class Runs extends Component {
           <th scope="col">Run</th>
           <th scope="col">Agent</th>
           <th scope="col" class="wide">User</th>
-          <th scope="col" class="wide">Started</th>
+          <th scope="col">Started</th>
           <th scope="col" class="number">Duration</th>
           <th scope="col" class="number wide">Tokens</th>
           <th scope="col" class="number wide">Cost</th>
@@ -344,7 +344,7 @@ export class Runs extends Component {
         </td>
         <td>${run.agent}${run.step_id && html`<span class="dim"> ${run.step_id}</span>`}</td>
         <td class="wide">${run.user_id}</td>
-        <td class="wide"><${Time} at=${run.created_at} /></td>
+        <td data-label="started"><${Time} at=${run.created_at} /></td>
         <td class="number">${duration(until - Date.parse(run.created_at))}</td>
         <td class="number wide">${tokensOf(run)}</td>
         <td class="number wide">${costOf(run)}</td>
