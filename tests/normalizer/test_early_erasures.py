@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
 import orjson
 
-from penstock.bus import Bus, messages
+from penstock.bus import Bus, messages, streams, subjects
 from penstock.bus.records import Hold, RunRecord
 from penstock.bus.state.run_trees import RunTrees
+from penstock.settings.keep import parse_keep
+from penstock_normalizer.erasing.early import EarlyErasures
 from support.drive.erasing import erased, record_of
 from support.drive.normalizing import Run, bus_to, normalizer
 from support.drive.waiting import eventually
@@ -85,6 +88,34 @@ async def test_the_runs_of_an_agent_or_a_tenant_are_erased_when_they_are_old_and
 
         await bus.bucket("runs").change(held.run_id, RunRecord, lift)
         await erased(bus, held.run_id)
+
+
+async def test_a_hold_that_is_set_before_the_erasure_begins_delays_no_other_run(
+    fresh_nats: NatsServer,
+) -> None:
+    hold = Hold(by="lea", at=messages.now(), reason="case 7")
+    async with bus_to(fresh_nats.url) as bus:
+        async with normalizer(fresh_nats.url):
+            held, other = await ended(bus, "short-a"), await ended(bus, "short-a")
+        asking = asyncio.create_task(EarlyErasures(bus, parse_keep(KEEP), lambda: True).run())
+        try:
+            command = subjects.command(subjects.NORMALIZER, "erase", held.run_id)
+
+            async def asked() -> bool:
+                return await bus.tail(streams.COMMANDS, command) is not None
+
+            await eventually(asked, 30, "the command")
+
+            def add(record: RunRecord) -> None:
+                record.hold = hold
+
+            await bus.bucket("runs").change(held.run_id, RunRecord, add)
+            async with normalizer(fresh_nats.url):
+                await erased(bus, other.run_id)
+            assert (await record_of(bus, held.run_id)).erasure is None
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
 
 
 async def workflow(bus: Bus) -> tuple[Run, Run]:

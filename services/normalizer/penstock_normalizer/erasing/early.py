@@ -113,11 +113,17 @@ class EarlyErasures:
             return None
 
     async def _is_done(self, run_id: str) -> bool:
+        """Wait until the run is erased, or cannot be erased any more; return False if it takes too
+        long."""
         until = asyncio.get_running_loop().time() + DONE_S
         while asyncio.get_running_loop().time() < until:
             record = await self._load(run_id)
-            if record is None or (record.erasure is not None and record.erasure.erased_at):
+            if record is None:
                 return True
+            if record.erasure is not None and record.erasure.erased_at:
+                return True
+            if record.erasure is None and record.not_erasable is not None:
+                return True  # such as by a hold, so the command is refused
             await asyncio.sleep(LOOK_AGAIN_S)
         return False
 
