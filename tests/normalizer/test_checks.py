@@ -19,12 +19,13 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from penstock.bus import Bus
+from penstock.bus import Bus, subjects
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import RunRecord
+from penstock.bus.records import CheckReply, CheckRequest, RunRecord
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
+from penstock_automations.service import AutomationsService
 from penstock_normalizer.fold.checking import Findings, Question
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.redacting import RunRedactions
@@ -481,6 +482,49 @@ async def test_texts_with_many_escapes_are_asked_in_requests_that_are_small_enou
     question = Question([f"{number}{NAME}" + '"' * (MAX_BYTES // 3) for number in range(2)])
     await Checks(made.bus, run.run_id).answer(question, fold)
     assert all(question.findings)
+
+
+async def test_a_checker_that_is_away_for_two_seconds_is_asked_when_it_is_back(
+    made: Automations,
+) -> None:
+    began = asyncio.get_running_loop().time()
+
+    async def comes_back(writer: asyncio.StreamWriter, received: Received) -> None:
+        is_back = asyncio.get_running_loop().time() > began + 2
+        await (finds() if is_back else answers(503))(writer, received)
+
+    made.receiver.usual["/back"] = comes_back
+    run, question = Run(made.bus), Question([NAME])
+    fold = RunFold(run.run_id, DECODERS)
+    fold.facts = {"agent": "a", "user_id": "back", "redactions": checked_by(made, "/back")}
+    await Checks(made.bus, run.run_id).answer(question, fold)
+    assert question.findings[0]
+
+
+async def test_checks_do_not_pile_up_and_are_given_back_when_their_process_ends(
+    made: Automations,
+) -> None:
+    made.receiver.usual |= {"/full": hangs(), "/free": finds()}
+
+    def request(path: str, user_id: str) -> bytes:
+        body = {"run_id": "r", "agent": "a", "texts": [NAME]}
+        url = made.receiver.url(path)
+        return CheckRequest(
+            url=url, body=body, timeout_s=20.0, secret="ours", user_id=user_id
+        ).dump()
+
+    async def ask(path: str, user_id: str) -> CheckReply:
+        sent = await made.bus.request(subjects.check("r"), request(path, user_id), 30)
+        return CheckReply.model_validate_json(sent.data)
+
+    asking = [asyncio.create_task(ask("/full", "many")) for _ in range(200)]
+    refused, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    assert {task.result().error for task in refused} == {"no request is made now (capacity)"}
+    assert (await ask("/free", "few")).answer is not None, "another user is served"
+    [service] = [each for each in made.penstock.services if isinstance(each, AutomationsService)]
+    await service._checks.stop()
+    rest = await asyncio.gather(*waiting)
+    assert sum(each.error == "the process is ending" for each in rest) >= 32
 
 
 FAILING: dict[str, Behaviour] = {

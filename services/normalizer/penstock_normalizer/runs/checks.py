@@ -132,15 +132,19 @@ class Checks:
             user_id=fold.facts.get("user_id", "anonymous"),
             tenant=fold.facts.get("tenant") or "",
         )
-        reason = "no answer in time"
+        reason, wait_s = "no answer in time", RETRY_S
         try:
             async with asyncio.timeout(request.timeout_s + _MARGIN_S):
                 while True:
                     try:
                         return await self._asked(request, texts, check["action"])
-                    except (BusError, ValueError) as error:
+                    except BusError as error:
                         reason = str(error)
-                    await asyncio.sleep(RETRY_S)
+                        await asyncio.sleep(RETRY_S)
+                    except ValueError as error:
+                        reason = str(error)
+                        await asyncio.sleep(wait_s)
+                        wait_s *= 2  # five failures in a row would open the breaker
         except TimeoutError:
             if not self._bus.is_ready:
                 raise BusUnavailable(f"run {self._run_id}: its checker cannot be asked") from None

@@ -66,6 +66,9 @@ class Checks:
             reply = CheckReply(error=f"the request cannot be made: {error.errors()[0]['msg']}")
         except CallRefused as refused:
             reply = CheckReply(error=str(refused))
+        except asyncio.CancelledError:
+            # The normalizer asks another process, instead of waiting until the check has failed.
+            reply = CheckReply(error="the process is ending")
         except TimeoutError:
             reply = CheckReply(error=f"no complete answer within {asked.timeout_s:g} s")
         except BusError as error:
@@ -82,7 +85,8 @@ class Checks:
         assert webhook is not None, "a call sends a webhook"
         webhook.concurrency = AT_ONCE
         job = Job(CALLS, 1, CALLS, CALL_TYPE, CallSource(call), dotted=False)
-        result = await self._webhooks.attempt(rule, job, Occurrence(b"{}"), None)
+        async with self._webhooks.reserve_capacity(rule, job) as put_off:
+            result = put_off or await self._webhooks.attempt(rule, job, Occurrence(b"{}"), None)
         if isinstance(result, AttemptDeferred):
             return CheckReply(error=f"no request is made now ({result.waits_for})")
         if result.verdict.outcome != "delivered":
