@@ -20,6 +20,8 @@ class NotShown(Exception):
     and what to do about it."""
 
 
+# What a server answers that does not have this kind of request.
+NO_SUCH_REQUEST: Final = frozenset({404, 405, 501})
 # What reading raises where a server's values have other types than the protocol's.
 OTHER_TYPES: Final = (AttributeError, LookupError, TypeError, ValueError)
 

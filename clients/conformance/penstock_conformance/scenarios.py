@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
-from penstock_conformance.dialect import NotShown, What, of
+from penstock_conformance.dialect import NO_SUCH_REQUEST, NotShown, What, of
 from penstock_conformance.exchange import Exchange, Request, User
 from penstock_conformance.trial import Scenario, Trial, has, streamed
 from penstock_conformance.wire import OnFrame
@@ -34,8 +34,6 @@ FORGED_TEXTS: Final = (
     "id: forged\u2028c\u0085d",
 )
 FORGED_FRAMES: Final = "\r\n".join(FORGED_TEXTS)
-# What a server answers that does not know the kind of request.
-NO_SUCH_REQUEST: Final = frozenset({404, 405, 501})
 _JSON: Final = {"content-type": "application/json"}
 
 Tries = Mapping[str, Exchange]
@@ -228,10 +226,13 @@ def _until_texts(at: Trial, number: int) -> OnFrame:
     return on_frame
 
 
-async def _cancel(at: Trial, exchange: Exchange) -> None:
-    """Cancel a run that would take long, if there is a way."""
-    with suppress(NotShown):
-        await at.wire.send(at.dialect.cancel(exchange))
+async def _cancel(at: Trial, exchange: Exchange) -> bool:
+    """Cancel a run that would take long; return whether the server has a way."""
+    try:
+        answer = await at.wire.send(at.dialect.cancel(exchange))
+    except NotShown:
+        return False
+    return answer.status not in NO_SUCH_REQUEST
 
 
 async def _subscribed(at: Trial) -> Exchange:
@@ -261,7 +262,9 @@ async def _cursors(at: Trial) -> Cursors:
     whole = await _lasting(at, TEXT)
     other = await at.stream(await at.lasting("text"))
     own = {at.dialect.cursor(frame) for frame in whole.frames}
-    _cursor(at, whole, 0)
+    known = await at.resume(whole, _cursor(at, whole, 0))
+    if known.status >= 400:
+        raise NotShown(f"the server refuses a cursor of the run, too: {known}")
     foreign = {at.dialect.cursor(frame) for frame in other.frames} - own - {None}
     tries = {"no cursor at all": "~no cursor~"}
     if foreign:
@@ -464,29 +467,33 @@ async def _foreign(at: Trial) -> Foreign:
     _require_other(at)
     tries: dict[str, Exchange] = {}
     seen_at = texts_at = 0
-    is_stopped = False
+    is_tried = is_stopped = False
 
     async def by_other(request: Request) -> Exchange:
         return await at.wire.send(replace(request, user=User.OTHER), _leave)
 
     async def on_frame(so_far: Exchange) -> bool:
-        nonlocal seen_at, texts_at, is_stopped
+        nonlocal seen_at, texts_at, is_tried, is_stopped
         texts = len(of(at.dialect.read(so_far), What.TEXT))
-        if texts and not tries:
-            seen_at, texts_at = len(so_far.frames), texts
+        if texts and not is_tried:
+            is_tried, seen_at, texts_at = True, len(so_far.frames), texts
             with suppress(NotShown):
-                tries["reads it"] = await by_other(at.dialect.resume(so_far, None))
+                read = at.dialect.resume(so_far, None)
+                # What its owner cannot read either shows nothing.
+                if (await at.wire.send(read, _leave)).status < 400:
+                    tries["reads it"] = await by_other(read)
             with suppress(NotShown):
                 tries["cancels it"] = await by_other(at.dialect.cancel(so_far))
             return bool(tries)
-        if not is_stopped and tries and texts > texts_at:
+        if is_tried and not is_stopped and texts > texts_at:
             is_stopped = True
-            await _cancel(at, so_far)
+            if not await _cancel(at, so_far):
+                tries.pop("cancels it", None)
         return True
 
     stream = await at.stream(await at.lasting("slow"), on_frame)
     if not tries:
-        raise NotShown("there is no way to read or to cancel a run of somebody else")
+        raise NotShown("there is no way to read or to cancel a run, not even for its owner")
     return Foreign(stream, tries, seen_at)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -566,6 +567,50 @@ async def test_what_a_server_without_such_requests_refuses_is_no_success() -> No
         results = await judge(Trial(wire, tool.dialect(Options()), messages), statements)
     assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
     assert all("405" in each.told[0] for each in results)
+
+
+async def test_what_nobody_can_read_or_cancel_shows_no_gap_and_no_second_user() -> None:
+    """An address that was mistyped refuses everything, also what no other user may do."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        delta = {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "Hi"}
+        events = [{"type": "RUN_STARTED"}, delta, delta, delta, {"type": "RUN_FINISHED"}]
+        for number, event in enumerate(events):
+            yield f"id: {uuid.uuid4()}-{number}\ndata: {json.dumps(event)}\n\n".encode()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/a":
+            return httpx.Response(404)
+        headers = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, content=stream())
+
+    tool = PROTOCOLS["agui"]
+    statements = [each for each in tool.statements if each.rule.name in ("gaps", "foreign")]
+    options = Options(path="/a", resume="/typo", cancel="/typo")
+    users = {User.OWNER: {"x": "alice"}, User.OTHER: {"x": "bob"}}
+    async with Wire("http://a", users, transport=httpx.MockTransport(answer)) as wire:
+        trial = Trial(wire, tool.dialect(options), {"text": "Hello", "slow": "slow"})
+        results = await judge(trial, statements)
+    assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
+
+
+async def test_a_server_without_responses_in_the_background_does_not_fail_to_resume_them() -> None:
+    events = [
+        {"type": "response.created", "response": {"id": "r"}, "sequence_number": 0},
+        {"type": "response.completed", "response": {"id": "r"}, "sequence_number": 1},
+    ]
+    content = "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(404)
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+    tool = PROTOCOLS["openai"]
+    statements = [each for each in tool.statements if each.rule.name in ("resumes", "gaps")]
+    async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
+        results = await judge(Trial(wire, tool.dialect(Options()), {"text": "Hello"}), statements)
+    assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
 
 
 def _ended(end: End = End.WHOLE) -> Exchange:

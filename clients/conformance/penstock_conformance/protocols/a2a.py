@@ -12,7 +12,16 @@ from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What, of
+from penstock_conformance.dialect import (
+    NO_SUCH_REQUEST,
+    YES,
+    Dialect,
+    How,
+    NotShown,
+    Seen,
+    What,
+    of,
+)
 from penstock_conformance.exchange import End, Exchange, Frame, Request, with_fields
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
@@ -45,7 +54,7 @@ class A2a(Dialect):
 
     name = "a2a"
     # An agent need not stream, and its binding may have GET for this, as the protocol's proto has.
-    no_resume = frozenset({404, 405, 501})
+    no_resume = NO_SUCH_REQUEST
 
     def start(self, message: str, session: str) -> Request:
         return self._send({"text": message})

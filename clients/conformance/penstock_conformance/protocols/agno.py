@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What
+from penstock_conformance.dialect import NO_SUCH_REQUEST, YES, Dialect, How, NotShown, Seen, What
 from penstock_conformance.exchange import Exchange, Frame, Request, without
 from penstock_conformance.scenarios import Cancelled
 from penstock_conformance.statements import Group, Level, Rule, table
@@ -35,7 +35,7 @@ class Agno(Dialect):
     """AgentOS. `--path` has the agent, the team or the workflow."""
 
     name = "agno"
-    no_resume = frozenset({404, 405})  # AgentOS has `/resume` since 3.0
+    no_resume = NO_SUCH_REQUEST  # AgentOS has `/resume` since 3.0
 
     def start(self, message: str, session: str) -> Request:
         form = {"message": message, "stream": "true", "session_id": session}

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 from penstock_conformance import rules
 from penstock_conformance import scenarios as done
-from penstock_conformance.dialect import YES, Dialect, How, NotShown, Seen, What, of
+from penstock_conformance.dialect import (
+    NO_SUCH_REQUEST,
+    YES,
+    Dialect,
+    How,
+    NotShown,
+    Seen,
+    What,
+    of,
+)
 from penstock_conformance.exchange import Exchange, Frame, Request, with_fields, without
 from penstock_conformance.statements import Group, Level, Rule, table
 from penstock_conformance.trial import streamed
@@ -28,6 +37,7 @@ class OpenAi(Dialect):
     """The Responses API. `--path` is the base URL's path, `--agent` the model."""
 
     name = "openai"
+    no_resume = NO_SUCH_REQUEST  # a server need not have responses in the background
     sentinels = frozenset({"[DONE]"})  # OpenAI sends none, but its clients take it
 
     def start(self, message: str, session: str) -> Request:
