@@ -108,6 +108,9 @@ async def test_a_subscriber_reads_what_it_is_granted_until_the_run_is_erased(
             await erased(penstock, run_id)
             answer = await reader.request(request, timeout=5)
             assert (answer.data, (answer.headers or {})[REFUSAL]) == (b"", "erased")
+            report = await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}/erasure")
+            details = [each.get("detail") for each in report.json()["places"]]
+            assert f"{SUBSCRIBER} (grant content)" in details
         finally:
             await reader.close()
         await subscribers.delete(bus, SUBSCRIBER)

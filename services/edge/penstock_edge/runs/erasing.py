@@ -116,11 +116,14 @@ async def places_of(bus: Bus, record: RunRecord, erasure: Erasure) -> list[Place
         _place("backups", "out_of_reach", f"copies from before {erasure.at}"),
         _place("subscribers", "out_of_reach", "who has followed `live.` subjects meanwhile"),
     ]
+    keys, _ = await bus.content.stored_keys(run_id)
+    is_sealed = keys.key is not None or bool(keys.destroyed)
     for consumer in await bus.jetstream.consumers(streams.events_for(run_id)):
         name = consumer["name"]
         if consumer["config"].get("durable_name") and name.partition("-")[0] not in _SERVICES:
-            grant = grant_of(consumer["config"]).name
-            found.append(_place("subscriber", "out_of_reach", f"{name} (grant {grant})"))
+            # What is in clear needs no grant.
+            grant = f" (grant {grant_of(consumer['config']).name})" if is_sealed else ""
+            found.append(_place("subscriber", "out_of_reach", f"{name}{grant}"))
     for receiver in erasure.receivers:
         sent = f"{receiver.url} (rule {receiver.automation}, at {receiver.at})"
         found.append(_place("webhook", "out_of_reach", sent))

@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bus import Bus, streams, subjects
+from penstock.bus.admin import subscribers
+from penstock.bus.admin.subscribers import Durable
 from penstock.bus.records import EraseCommand, RunRecord
 from penstock.bus.state.bucket_index import BucketIndex
 from penstock.settings import AdkAgent, AuthSettings, Config
@@ -318,6 +320,19 @@ async def test_a_run_of_a_step_goes_with_the_workflows_run_and_not_alone(
     record = await erased(bus, child.run_id)
     assert record.erasure is not None
     assert record.erasure.id == report["erasure"]["id"]
+
+
+async def test_the_report_names_no_grant_of_a_subscriber_that_read_the_run_in_clear(
+    edge: Client, bus: Bus
+) -> None:
+    name = f"reporting-{uuid4().hex}"
+    await subscribers.make(bus, Durable(name))
+    try:
+        report = await erase(edge, await ended(bus, "x"))
+    finally:
+        await subscribers.delete(bus, name)
+    told = [each["detail"] for each in report["places"] if each["place"] == "subscriber"]
+    assert name in told
 
 
 async def test_all_runs_of_a_session_are_erased_and_those_that_cannot_be_are_named(
