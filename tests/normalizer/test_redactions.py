@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -482,6 +483,14 @@ def test_a_run_that_waits_for_people_is_restored_with_what_waits() -> None:
     last = fold_all(rest, fold)
     assert last[-1].type == "lifecycle.completed"
     assert [event.body for event in last] == [event.body for event in fold_all(rest, restored)]
+
+
+def test_very_many_events_that_wait_are_stored_in_a_short_turn() -> None:
+    _, fold, _ = asking(agno_text(f"{MAIL} hm", *["w "] * 5000))
+    began = time.process_time()
+    state = fold.snapshot()
+    assert time.process_time() - began < 0.05, "it took 0.2 s of CPU, for which other runs wait"
+    assert len(state["held"]) > 5000
 
 
 @pytest.mark.parametrize("frame", ["end", "event"])
