@@ -278,6 +278,15 @@ async def test_what_waits_for_a_person_is_counted_on_every_screen(asking: str) -
         is_clean(page, asking)
 
 
+async def test_a_person_who_may_only_read_begins_with_the_runs(asking: str) -> None:
+    async with page_at(f"{asking}/") as page:
+        await sign_in(page, token(sub="reader", scope="read"))
+        await page.until("document.title === 'Runs - Penstock'")
+        assert await page.value("location.pathname") == "/console/runs"
+        await page.go(f"{asking}/console/system")
+        await page.until("document.body.innerText.includes('needs the scope administer')")
+
+
 PLACES = {
     "/": "Start",
     "/console/runs": "Runs",

@@ -66,6 +66,8 @@ const LINKS = [
   ["/console/system", "System", "administer"],
   ["/docs", "API", null],
 ];
+// Where whoever may not start runs begins: at the first that a scope allows.
+const BEGINNINGS = [["decide", "/console/inbox"], ["read", "/console/runs"]];
 const MOST_MS = 2 ** 31 - 1; // a browser's timer cannot be set to more
 
 const screenAt = (path) => SCREENS.find((each) => each.pattern.test(path));
@@ -181,8 +183,8 @@ class App extends Component {
       const left = Date.parse(me.expires_at) - Date.now() + 1000;
       this.timer = setTimeout(() => this.read(), Math.min(Math.max(left, 1000), MOST_MS));
     }
-    // Whoever may only decide begins where decisions are.
-    if (location.pathname === "/" && !me.scopes.includes("start") && me.scopes.includes("decide")) go("/console/inbox", { replace: true });
+    const [, beginning] = BEGINNINGS.find(([scope]) => me.scopes.includes(scope)) ?? [];
+    if (location.pathname === "/" && !me.scopes.includes("start") && beginning) go(beginning, { replace: true });
   }
 
   componentDidCatch(error) {
