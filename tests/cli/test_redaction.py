@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import app
@@ -72,3 +73,12 @@ def test_a_rule_has_kinds_or_a_checker(tmp_path: Path) -> None:
     code, said = check(tmp_path, rule.replace("https:", "ftp:"))
     assert code == 2
     assert "redact[0].check.url" in said
+
+
+@pytest.mark.parametrize("host", ["ada:s3cret@x.example", "x.example:99999", "x .example"])
+def test_a_checker_that_could_never_be_called_is_refused(tmp_path: Path, host: str) -> None:
+    rule = f"version: 1\nredact:\n  - {{id: a, check: {{url: 'https://{host}/check'}}}}\n"
+    code, said = check(tmp_path, rule)
+    assert code == 2
+    assert "redact[0].check.url" in said
+    assert "s3cret" not in said

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from yaml.nodes import Node
 
 from penstock.bus import Bus, Retry
@@ -28,6 +28,7 @@ from penstock.documents.store import Documents, Source
 from penstock.redactions.kinds import KINDS, OWN
 from penstock.redactions.patterns import MAX_PATTERN_CHARACTERS, InvalidPattern
 from penstock.redactions.scanner import Action, Rules
+from penstock.validation import check_url
 from penstock.web.problems import Problem
 
 KEY: Final = "redactions"
@@ -58,6 +59,12 @@ class Checker(Strict):
         description="What becomes of a text that was not checked: `open` lets it pass, `closed` "
         "stops the run.",
     )
+
+    @field_validator("url")
+    @classmethod
+    def _can_be_called(cls, url: str) -> str:
+        check_url(url, "secret")
+        return url
 
 
 class Redaction(Strict):
