@@ -22,7 +22,7 @@ from penstock_conformance.dialect import Dialect, NotShown, Options
 from penstock_conformance.exchange import End, Exchange, Frame, Frames, Request, User
 from penstock_conformance.protocols import PROTOCOLS
 from penstock_conformance.protocols.agui import Agui
-from penstock_conformance.scenarios import STREAMS, Answered, Stalled
+from penstock_conformance.scenarios import STREAMS, Answered, Cancelled, Stalled
 from penstock_conformance.statements import Group, Result, Statement, Verdict, judge
 from penstock_conformance.trial import Trial
 from penstock_conformance.wire import Wire
@@ -611,6 +611,27 @@ async def test_a_server_without_responses_in_the_background_does_not_fail_to_res
     async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
         results = await judge(Trial(wire, tool.dialect(Options()), {"text": "Hello"}), statements)
     assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "faults"),
+    [
+        ("cancelled", None, 0),  # no event says it
+        ("cancelled", "response.incomplete", 0),
+        ("in_progress", None, 1),
+        ("cancelled", "response.completed", 1),
+    ],
+)
+def test_the_answer_to_a_cancel_says_what_no_event_of_openai_says(
+    status: str, kind: str | None, faults: int
+) -> None:
+    tool = PROTOCOLS["openai"]
+    frames = (Frame("", value={"type": kind}),) if kind else ()
+    stream = Exchange(Request("POST", "/"), 200, frames=frames)
+    answer = replace(stream, frames=(), content=json.dumps({"status": status}).encode())
+    [rule] = [each.rule for each in tool.statements if each.id == "openai.cancels"]
+    found = [*rule.faults(tool.dialect(Options()), Cancelled(stream, answer, answer))]
+    assert len(found) == faults, found
 
 
 def _ended(end: End = End.WHOLE) -> Exchange:

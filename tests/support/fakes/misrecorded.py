@@ -266,6 +266,7 @@ OWN: Mapping[str, Mapping[str, Change]] = {
         "numbers": of_frames(_first_lost),
         "items": dropped("response.output_item.done"),
         "texts": dropped("response.output_text.delta"),
+        "cancels": after(*(part(each, answer(content=b"{}")) for each in ("cancel", "again"))),
     },
     "agno": {"shapes": fields(lambda event: event.pop("run_id", None))},
     "adk": {"shapes": fields(lambda event: event.pop("author", None))},
