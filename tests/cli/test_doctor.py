@@ -302,7 +302,7 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
         run_id = new_run_id()
         await bus.publisher.publish(Message(subjects.raw(run_id, "upstream"), b"x", {}))
     values = tmp_path / "mine.yaml"
-    values.write_text("streams: {replicas: 3, keep: {raw: 60s}}\n")
+    values.write_text("streams: {replicas: 3, keep: {raw: 60m}}\n")
     chart = str(ROOT / "deploy/helm/penstock")
     _, findings = await _in_thread("--nats", nats, "--values", str(values), "--chart", chart)
     texts: dict[str, list[str]] = {}
@@ -314,7 +314,7 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
     replicas, age = texts["installation"]
     assert re.fullmatch(r"streams.replicas is 3, and \w+(, \w+){4} and \d+ more have 1", replicas)
     assert age == (
-        "streams.keep.raw is 1m, and RAW has 1d (careful: a migration to the value deletes all "
+        "streams.keep.raw is 1h, and RAW has 1d (careful: a migration to the value deletes all "
         "older messages)"
     )
 
