@@ -56,6 +56,17 @@ class RunState:
         part = self._parts[kind].setdefault(key, {_PARTS[kind]: key})
         part.update({name: value for name, value in fields.items() if value is not None})
 
+    def decide(self, data: JsonObject) -> None:
+        """Take a decision, which may have changed the arguments of calls."""
+        key, decisions = data["approval_id"], data.get("items")
+        fields = _of(data, "outcome", "by", "note")
+        self.part("approvals", key, status="decided", decisions=decisions, **fields)
+        asked = self._parts["approvals"][key].get("items", ())
+        calls = {each["item_id"]: each.get("tool_call_id") for each in asked}
+        for each in decisions or ():
+            if (call := calls.get(each["item_id"])) in self._parts["tool_calls"]:
+                self.part("tool_calls", call, **_of(each, "args"))
+
     def piece(self, data: JsonObject) -> None:
         self.part("messages", data["message_id"])
         self._texts[data["message_id"]].append(data["content"])
@@ -100,7 +111,7 @@ def _called(state: RunState, data: JsonObject) -> None:
 
 
 def _progress(state: RunState, data: JsonObject) -> None:
-    # A decision may have changed the arguments with which the tool runs.
+    # The agent server may run the tool with other arguments than were decided.
     state.part("tool_calls", data["tool_call_id"], **_of(data, "tool", "args"))
 
 
@@ -112,11 +123,6 @@ def _result(state: RunState, data: JsonObject) -> None:
 def _asked(state: RunState, data: JsonObject) -> None:
     fields = _of(data, "items", "expires_at")
     state.part("approvals", data["approval_id"], status="pending", **fields)
-
-
-def _decided(state: RunState, data: JsonObject) -> None:
-    fields = _of(data, "outcome", "by", "note")
-    state.part("approvals", data["approval_id"], status="decided", **fields)
 
 
 def _settled(status: str) -> Callable[[RunState, JsonObject], None]:
@@ -145,7 +151,7 @@ _READ: Final[Mapping[str, Callable[[RunState, JsonObject], None]]] = {
     "llm.tool_result": _result,
     "llm.usage": RunState.use,
     "approval.requested": _asked,
-    "approval.decided": _decided,
+    "approval.decided": RunState.decide,
     "approval.expired": _settled("expired"),
     "approval.withdrawn": _settled("withdrawn"),
     "workflow.step_started": _step("running"),

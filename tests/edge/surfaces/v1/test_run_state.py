@@ -14,7 +14,11 @@ from penstock_edge.surfaces.v1 import runs
 from support.drive.clients import Client
 from support.fakes.pretend import PretendRun
 
-ITEM = {"item_id": "t1", "kind": "confirmation", "tool": "delete_file", "args": {"path": "a"}}
+ITEM = {
+    **{"item_id": "i1", "kind": "confirmation", "tool_call_id": "t1", "tool": "delete_file"},
+    "args": {"path": "a"},
+}
+CHANGED = {"item_id": "i1", "decision": "approve", "args": {"path": "b"}}
 
 
 async def told(bus: Bus) -> PretendRun:
@@ -30,9 +34,10 @@ async def told(bus: Bus) -> PretendRun:
     await run.say("llm.tool_call", **call, args={"path": "a"}, pending=True)
     await run.say("approval.requested", approval_id="p1", digest="d", items=[ITEM])
     await run.say("lifecycle.paused", reason="approval_required", approval_id="p1")
-    await run.say("approval.decided", approval_id="p1", outcome="approved", by="alice", items=[])
+    decided = {"outcome": "approved", "by": "alice", "items": [CHANGED]}
+    await run.say("approval.decided", approval_id="p1", **decided)
     await run.say("lifecycle.resumed", approval_id="p1")
-    await run.say("llm.tool_result", **call, result={"deleted": "a"}, outcome="ok")
+    await run.say("llm.tool_result", **call, result={"deleted": "b"}, outcome="ok")
     await run.say("state.delta", delta=[{"op": "add", "path": "/files", "value": 0}])
     await run.say("llm.usage", input_tokens=7, output_tokens=2, reported="call", estimated=False)
     await run.completed("gone")
@@ -70,8 +75,14 @@ async def test_an_approval_waits_and_its_tool_has_not_run_before_the_decision(
         "decided",
         "alice",
     )
+    # The tool runs with the arguments of the decision, which are beside those that were asked.
+    assert (decided["approvals"][0]["items"], decided["approvals"][0]["decisions"]) == (
+        [ITEM],
+        [CHANGED],
+    )
+    assert decided["tool_calls"][0]["args"] == {"path": "b"}
     assert (await state(edge, run, 10)).keys() == decided.keys() - {"approval_id"}
-    assert (await state(edge, run, 11))["tool_calls"][0]["result"] == {"deleted": "a"}
+    assert (await state(edge, run, 11))["tool_calls"][0]["result"] == {"deleted": "b"}
 
 
 async def test_without_a_place_it_is_the_state_now(edge: Client, bus: Bus) -> None:
