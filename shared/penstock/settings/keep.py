@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 from penstock.durations import seconds_of, text_of
 
 FOREVER: Final = "forever"
-HOUR_S: Final = 3600.0
 DAY_S: Final = 86400.0
 MAX_S: Final = 36_500 * DAY_S  # NATS counts ages in nanoseconds, in 63 bits
 
@@ -21,7 +20,7 @@ class Kind(NamedTuple):
 
     age_s: float
     stream: str
-    least_s: float = HOUR_S  # less is a slip, such as `6m` for six months, and deletes everything
+    least_s: float = 1.0
     may_be_forever: bool = False
 
 
