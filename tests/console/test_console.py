@@ -661,6 +661,8 @@ async def test_two_people_who_decide_at_once_are_told_who_was_first(
         said = await page.text(".chosen .outcome")
         assert said == f"{record['decision']['outcome']} by anonymous"
         assert both[0].status_code == (200 if record["decision"]["outcome"] == "approved" else 409)
+        await page.until("!!document.querySelector('.cards .is-settled')")
+        await is_accessible(page, "inbox-settled")
 
 
 @pytest.mark.console
