@@ -37,7 +37,7 @@ LIVE = "live"  # as `Stored.stored_at`, of a message that comes as it is stored
 # A header of an edge's answer to a subscriber's request for a large event.
 LARGE_PARTS = "Penstock-Parts"
 # The header of an edge's answer that says why a subscriber does not get what it asks for: a large
-# event (gone, invalid, unavailable) or the key of a run (see `KeyRefusal`).
+# event (erased, gone, invalid, unavailable) or the key of a run (see `KeyRefusal`).
 REFUSAL = "Penstock-Error"
 KeyRefusal = Literal["no_grant", "other_tenant", "erased", "unknown", "busy", "unavailable"]
 

@@ -17,7 +17,13 @@ from penstock.bus.connection.dialing import Dialer
 from penstock.bus.connection.health import Health
 from penstock.bus.connection.jetstream import JetStream
 from penstock.bus.connection.nats_client import Connection
-from penstock.bus.errors import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, BusError
+from penstock.bus.errors import (
+    CONSUMER_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    ApiError,
+    BusError,
+    ContentErased,
+)
 from penstock.bus.messages import LARGE_PARTS, REFUSAL, Unreadable
 from penstock.bus.shards import ONE, Shards
 from penstock.bus.streams import events_for
@@ -119,6 +125,7 @@ class Account:
         """Return the large event to which a message refers; ask until an edge answers.
 
         Raises:
+            ContentErased: nobody gets the event any more.
             ObjectGone: the event is no longer stored.
             InvalidEvent: the message contains no reference to an event.
         """
@@ -142,6 +149,8 @@ class Account:
             trouble = headers.get(REFUSAL)
             if trouble == "unavailable":
                 await asyncio.sleep(AGAIN_S)
+            elif trouble == "erased":
+                raise ContentErased(f"the content of run {run_id} was erased")
             elif trouble is not None:
                 raise ObjectGone(f"the payload of {run_id}.{sequence} is {trouble}")
             else:

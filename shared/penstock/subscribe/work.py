@@ -14,6 +14,7 @@ import orjson
 
 from penstock.bus import Msg, NatsError, ObjectGone, Stored
 from penstock.bus.connection.nats_client import Connection
+from penstock.bus.errors import ContentErased
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write.objects import is_reference
 from penstock.events import Event, InvalidEvent, parse
@@ -160,6 +161,10 @@ class Work:
                             raise
                         self._needing.add(name)
                         event, sealed = await self._read(delivery, wanting)
+        except ContentErased as error:
+            # The envelope of a large event is erased, too, so there is nothing to handle.
+            log.info("%s is not handled: %s", where, error)
+            delivery.done()
         except (InvalidEvent, ObjectGone) as error:
             log.error("%s is given up, since it cannot be read: %s", where, error)
             delivery.give_up(f"cannot be read: {error}")

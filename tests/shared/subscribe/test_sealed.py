@@ -85,7 +85,9 @@ async def sealed(server: NatsServer) -> AsyncIterator[System]:
 async def edge(server: NatsServer) -> AsyncIterator[None]:
     """Answer subscribers' requests as an edge does, with its rights."""
     async with connected(server.url, **login("edge"), content_keys=KEYS) as bus:
-        answering = LargeEvents(bus, RunRecords(bus)), KeyRequests(bus)
+        # As of an edge that has just started, which reads the records of runs.
+        records = RunRecords(bus, {}, lambda: False)
+        answering = LargeEvents(bus, records), KeyRequests(bus)
         for each in answering:
             await each.start()
         try:
@@ -476,6 +478,25 @@ async def test_a_subscriber_forgets_a_key_when_the_run_is_erased(sealed: System,
         await sealed.settled()
     assert isinstance(seen[0], ToolCall)
     assert seen[1] == Sealed(reason="erased")
+    assert await all_letters(sealed.bus, run_id=run_id) == []
+
+
+async def test_a_large_event_of_an_erased_run_becomes_no_dead_letter(sealed: System) -> None:
+    """As of a subscriber that is behind, until the messages of the run are deleted."""
+    run_id = await made(sealed.bus)
+    await sealed.publish(said(run_id, 1))
+    await publish_large(sealed, said(run_id, 2, SECRET * 60_000))
+    await erase(sealed.bus, run_id)
+    subscriber = sealed.subscriber()
+    seen: list[ToolCall | Sealed] = []
+
+    @subscriber.on(f"llm.tool_call.{run_id}")
+    async def typed(call: ToolCall | Sealed) -> None:
+        seen.append(call)
+
+    async with running(subscriber):
+        await sealed.settled()
+    assert seen == [Sealed(reason="erased")]
     assert await all_letters(sealed.bus, run_id=run_id) == []
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.bus import Bus, BusError, Msg, NatsError, ObjectGone, Subscription, sealing
 from penstock.bus.connection.retry import until_answered
+from penstock.bus.errors import ContentErased
 from penstock.bus.messages import LARGE_PARTS, REFUSAL
 from penstock.bus.subjects import is_run_id, large_event
 from penstock.bus.write import objects
@@ -79,9 +80,11 @@ class LargeEvents:
         else:
             try:
                 if await self._records.withholds_number(run_id, int(sequence)):
-                    raise ObjectGone(f"the content of run {run_id} was erased")
+                    raise ContentErased(f"the content of run {run_id} was erased")
                 async with self._room:
                     event = await self._event(run_id, f"{run_id}.{sequence}")
+            except ContentErased:
+                headers = {REFUSAL: "erased"}
             except (ObjectGone, ValueError):
                 headers = {REFUSAL: "gone"}
             except BusError as error:
