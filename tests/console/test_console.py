@@ -733,6 +733,49 @@ async def test_a_penstock_that_is_killed_in_the_middle_loses_and_repeats_nothing
 
 
 @pytest.mark.console
+async def test_pages_of_a_machine_that_was_asleep_show_what_happened_meanwhile(
+    demo: str, http: httpx.AsyncClient
+) -> None:
+    run_id = await started(http, "Tell me a slow story", "assistant")
+    asking = await started(http, "confirm in the night")
+    approval_id = (await has_status(http, asking, "paused"))["approval_id"]
+    async with (
+        page_at(f"{demo}/console/runs/{run_id}?tab=events") as page,
+        page_at(f"{demo}/console/runs") as runs,
+        page_at(f"{demo}/console/inbox/{approval_id}") as inbox,
+    ):
+        await page.until("parseInt(document.querySelector('.events .dim')?.textContent) > 5")
+        await row_of(runs, run_id, "running")
+        await inbox.until("!!document.querySelector('.chosen button.approve')")
+        for each in (page, runs, inbox):
+            await each.send("Debugger.enable")
+            await each.send("Debugger.pause")
+        # Each stops at this statement, in view, as pages stop whose machine is asleep.
+        asleep = [asyncio.create_task(each.value("1")) for each in (page, runs, inbox)]
+        await decided(http, asking)
+        assert (await http.post(f"/v1/runs/{run_id}/cancel", json={})).is_success
+        await has_status(http, run_id, "cancelled")
+        await has_status(http, asking, "completed")
+        later = await started(http, "in the morning")
+        await has_status(http, later, "completed")
+        assert not any(each.done() for each in asleep)
+        for each in (page, runs, inbox):
+            await each.send("Debugger.disable")
+        assert await asyncio.gather(*asleep) == [1, 1, 1]
+        await page.until("document.querySelector('.bar .status')?.textContent === 'cancelled'")
+        assert await page.value(ALL_ROWS) == await events_of(http, run_id)
+        for each_id, status in ((run_id, "cancelled"), (asking, "completed"), (later, "completed")):
+            await row_of(runs, each_id, status)
+            rows = f"document.querySelectorAll('tr[data-run=\"{each_id}\"]').length"
+            assert await runs.value(rows) == 1
+        await inbox.until(
+            "document.querySelector('.chosen .outcome')?.innerText === 'approved by anonymous'"
+        )
+        for each in (page, runs, inbox):
+            is_clean(each, demo)
+
+
+@pytest.mark.console
 async def test_whoever_is_not_signed_in_is_asked_and_comes_back_to_the_same_screen(
     asking: str,
 ) -> None:
