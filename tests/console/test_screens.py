@@ -98,10 +98,12 @@ async def test_costs_are_summed_by_what_the_address_says(asking: str) -> None:
         assert put.is_success, put.text
         await has_status(http, await started(http, "text that costs"), "completed")
 
-        async def summed() -> bool:
-            return bool((await http.get("/v1/costs?by=user&user=root")).json()["costs"])
+        async def counted() -> bool:
+            sums = (await http.get("/v1/costs?by=user&user=root")).json()["costs"]
+            accounts = (await http.get("/v1/budgets/accounts")).json()["accounts"]
+            return bool(sums) and any(each["budget"] == "of-root" for each in accounts)
 
-        await eventually(summed, 30)
+        await eventually(counted, 30)  # the page reads both once
     async with page_at(f"{asking}/console/costs") as page:
         await page.resize(1280)
         await sign_in(page, ROOT)
