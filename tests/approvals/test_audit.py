@@ -179,7 +179,7 @@ async def test_who_has_set_and_lifted_a_legal_hold_is_in_the_audit_once(nats: Na
     async with pipeline(nats.url, Config(), ONE) as penstock:
         run_id: str = new_run_id()
         hold: dict[str, Any] = {"hold_at": AT, "reason": "case 7"}
-        for change, by in (("held", "lea"), ("held", "lea"), ("lifted", "max")):
+        for change, by in (("hold_set", "lea"), ("hold_set", "lea"), ("hold_lifted", "max")):
             fields = {**hold, "change": change, "by": by, "at": messages.now()}
             request = HoldChange.model_validate(fields)
             answer = await penstock.bus.request(subjects.hold(run_id), request.dump())
@@ -187,7 +187,7 @@ async def test_who_has_set_and_lifted_a_legal_hold_is_in_the_audit_once(nats: Na
         chain = await events(penstock, run_id, 2)
         findings = await verified(penstock.bus, only=run_id)
     told = [(each.record["event"], each.record["by"], each.record["decision"]) for each in chain]
-    assert told == [("held", "lea", "case 7"), ("lifted", "max", "case 7")]
+    assert told == [("hold_set", "lea", "case 7"), ("hold_lifted", "max", "case 7")]
     assert findings == []
 
 

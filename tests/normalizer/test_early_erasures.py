@@ -118,6 +118,23 @@ async def test_a_hold_that_is_set_before_the_erasure_begins_delays_no_other_run(
             await asyncio.wait([asking])
 
 
+async def test_a_workflow_whose_tree_cannot_be_read_stays_whole_and_delays_no_other_run(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        root, child = await workflow(bus)
+        other = await ended(bus, "short-a")
+        await bus.bucket("trees").put(f"runs.{root.run_id}", b"{")
+        asking = asyncio.create_task(EarlyErasures(bus, parse_keep(KEEP), lambda: True).run())
+        try:
+            await erased(bus, other.run_id)
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+        for each in (root, child):
+            assert (await record_of(bus, each.run_id)).erasure is None
+
+
 async def workflow(bus: Bus) -> tuple[Run, Run]:
     """Make the run of a workflow, and a run of its step, whose agent has no entry; both have
     ended."""

@@ -490,7 +490,7 @@ def test_very_many_events_that_wait_are_stored_in_a_short_turn() -> None:
     began = time.process_time()
     state = fold.snapshot()
     assert time.process_time() - began < 0.05, "it took 0.2 s of CPU, for which other runs wait"
-    assert len(state["held"]) > 5000
+    assert len(state["unreleased"]) > 5000
 
 
 @pytest.mark.parametrize("frame", ["end", "event"])
@@ -518,7 +518,7 @@ def test_a_lost_answer_is_shown_after_the_decision_as_all_others_are() -> None:
 
 
 def test_more_than_may_wait_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_fold, "MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr(run_fold, "MAX_UNRELEASED_BYTES", 10_000)
     run, fold = frames(action="review"), RunFold(RUN_ID, DECODERS)
     body = agno("RunStarted") + agno("RunContent", content=f"{MAIL} and ")
     begin = [run.open(), run.bytes(body)]

@@ -246,7 +246,7 @@ class HoldChange(Record):
     """`hold.<run>`: who has set or lifted a legal hold, for the audit. An answer says that it was
     written."""
 
-    change: Literal["held", "lifted"]
+    change: Literal["hold_set", "hold_lifted"]
     by: str
     at: str
     reason: str | None = None

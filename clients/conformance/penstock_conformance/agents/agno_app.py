@@ -43,7 +43,7 @@ class Scripted(Model):
                 yield ModelResponse(role="assistant", tool_calls=[call])
 
     def invoke(self, *args, **kwargs):
-        raise NotImplementedError("the script is only streamed")
+        raise NotImplementedError("this script only streams: ask the server for a stream")
 
     ainvoke = invoke_stream = invoke
 

@@ -38,8 +38,8 @@ Event = Literal[
     "sent",
     "ran",
     "erased",
-    "held",
-    "lifted",
+    "hold_set",
+    "hold_lifted",
 ]
 Record = Mapping[str, Any]
 

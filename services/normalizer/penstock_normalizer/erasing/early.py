@@ -81,7 +81,12 @@ class EarlyErasures:
         return early if is_old and may_be else None
 
     async def _erase(self, record: RunRecord, early: Early, erasure_id: str) -> None:
-        runs = [*await self._steps_of(record), record]
+        try:
+            runs = [*await self._steps_of(record), record]
+        except (ObjectGone, ValidationError) as error:
+            # Without its steps, the workflow's run would be erased by half. Others go on.
+            log.warning("run %s is not erased: its tree cannot be read: %s", record.run_id, error)
+            return
         if refused := [each for each in runs if each.not_erasable and each.erasure is None]:
             log.debug("run %s is not erased yet: %s", record.run_id, refused[0].not_erasable)
             return

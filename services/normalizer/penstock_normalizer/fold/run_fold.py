@@ -65,7 +65,7 @@ BLOCKED = "blocked"  # why a redaction has ended a run
 _CALLS = frozenset({USAGE, TOOL_RESULT})
 # How much may wait for a decision. A run with more is stopped, since this is in memory, and then in
 # the record of the pause.
-MAX_HELD_BYTES = 8 * 1024 * 1024
+MAX_UNRELEASED_BYTES = 8 * 1024 * 1024
 _SLICE_BYTES = 64 * 1024  # the size in bytes of the slices in which a body is parsed
 
 
@@ -98,7 +98,7 @@ class RunFold:
     - `_pause` is set: the agent server has paused, and its response has not ended yet.
     - `pending` is set: the leg is over, and the run waits for a decision about this approval.
     - `_reviewed` is not empty: redactions have found what people decide about. All events from
-      there on are in `_held`; when the leg is over, people are asked.
+      there on are in `_unreleased`; when the leg is over, people are asked.
     - `ended` is set: the terminal event was made; only an epilogue may follow.
     - `broken_off` is True: frames are missing, and no further frame makes an event.
 
@@ -129,8 +129,8 @@ class RunFold:
     _pause: Pause | None = None
     # the kinds of what people decide about, and the events that wait for the decision
     _reviewed: list[str] = field(default_factory=list)
-    _held: list[Draft] = field(default_factory=list)
-    _held_bytes: int = 0
+    _unreleased: list[Draft] = field(default_factory=list)
+    _unreleased_bytes: int = 0
     _stop: JsonObject | None = None  # the cancel that stops this leg for a budget
     # the payloads of the parts, while a frame comes in parts
     _parts: list[bytes] = field(default_factory=list)
@@ -205,13 +205,13 @@ class RunFold:
         if kind is None or self.ended:
             return
         redactions.drop_open_texts()
-        self._drop_held()
+        self._drop_unreleased()
         self.blocked, self._response, self._pause = kind, None, None
         closing = self._decoder.abort() if self._decoder is not None else ()
         for each in self._decoded(closing):
             yield from self._each_placed(redactions.apply(each))
             redactions.take_blocked()
-            self._drop_held()
+            self._drop_unreleased()
         yield from self._each_placed(_stopped_for(kind))
 
     def _each_placed(self, steps: Iterable[Draft | Asked]) -> Iterator[Folded]:
@@ -232,19 +232,19 @@ class RunFold:
         if draft.type in ("lifecycle.started", "approval.requested") or self.pending is not None:
             return False
         if draft.type == "lifecycle.cancelled":
-            self._drop_held()
+            self._drop_unreleased()
         elif not self.ended:
             self._reviewed += reviewed
         return bool(self._reviewed)
 
     def _hold(self, draft: Draft) -> None:
-        self._held.append(draft)
-        self._held_bytes += len(repr(draft))
-        if self._held_bytes > MAX_HELD_BYTES and self._redactions is not None:
+        self._unreleased.append(draft)
+        self._unreleased_bytes += len(repr(draft))
+        if self._unreleased_bytes > MAX_UNRELEASED_BYTES and self._redactions is not None:
             self._redactions.block(self._reviewed[0])
 
-    def _drop_held(self) -> None:
-        self._reviewed, self._held, self._held_bytes = [], [], 0
+    def _drop_unreleased(self) -> None:
+        self._reviewed, self._unreleased, self._unreleased_bytes = [], [], 0
 
     # The kinds of source frames
 
@@ -392,7 +392,7 @@ class RunFold:
         if type_ in TERMINAL:
             if self._decoder is not None:
                 yield from self._decoded(self._decoder.abort())
-            self._drop_held()
+            self._drop_unreleased()
         yield Draft(type_, data, event.get("source"))
         if type_ == "approval.decided" and self._reviewed:
             yield from self._go_on_as_decided(data)
@@ -400,17 +400,17 @@ class RunFold:
     def _go_on_as_decided(self, decided: JsonObject) -> Iterable[Step]:
         """Release the events that wait for a decision, or end the run. What follows has the number
         of a leg of its own, as after each decision, without a request to the agent server."""
-        approval, held, kinds = self.pending, self._held, self._reviewed
+        approval, unreleased, kinds = self.pending, self._unreleased, self._reviewed
         assert approval is not None
         self.pending = None
-        self._drop_held()
+        self._drop_unreleased()
         self.leg += 1
         if any(item["decision"] != "approve" for item in decided["items"]):
             yield from _stopped_for(kinds[0])
             return
         if approval.pause_announced:
             yield Draft("lifecycle.resumed", {"approval_id": approval.approval_id})
-        yield from map(Released, held)
+        yield from map(Released, unreleased)
         yield from self._request_approval()
 
     def _on_checked(self, _: RawFrame) -> Iterable[Draft]:
@@ -468,7 +468,7 @@ class RunFold:
         )
 
     def _request_review(self) -> Iterable[Step]:
-        pause = review_pause(self._reviewed, self._held[0])
+        pause = review_pause(self._reviewed, self._unreleased[0])
         approval = pending_approval(self.run_id, self.leg, pause)
         # What is still held back of texts comes first, and may stop the run.
         yield approval_requested(approval.approval_id, pause)
@@ -597,7 +597,9 @@ class RunFold:
         return {
             "reviewed": self._reviewed,
             # `asdict` copies all data: a thousand events took 40 ms, for which other runs wait.
-            "held": [{name: getattr(each, name) for name in _OF_DRAFT} for each in self._held],
+            "unreleased": [
+                {name: getattr(each, name) for name in _OF_DRAFT} for each in self._unreleased
+            ],
             "pause": asdict(self._pause) if self._pause is not None else None,
         }
 
@@ -621,7 +623,7 @@ class RunFold:
         self._the_decoder().restore(state["decoder"])
         if "reviewed" in state:
             self._reviewed = state["reviewed"]
-            self._held = [Draft(**fields) for fields in state["held"]]
+            self._unreleased = [Draft(**fields) for fields in state["unreleased"]]
             if (pause := state["pause"]) is not None:
                 items = [PauseItem(**fields) for fields in pause["items"]]
                 self._pause = Pause(**{**pause, "items": items})

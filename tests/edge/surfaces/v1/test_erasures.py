@@ -296,7 +296,7 @@ async def test_who_may_erase_what_and_what_a_legal_hold_says(make_edge: MakeEdge
     for _ in range(2):  # the second one lifts nothing
         assert (await edge.delete(f"{path}/hold", headers=admin)).status_code == 200
     changes = [(each.change, each.by, each.reason) for each in approvals.holds]
-    assert changes == [("held", "lea", "case 7"), ("lifted", "lea", "case 7")]
+    assert changes == [("hold_set", "lea", "case 7"), ("hold_lifted", "lea", "case 7")]
     assert (await edge.delete(f"{path}/content", headers=alice)).status_code == 202
     assert (await record_of(bus, run.run_id)).erasure is not None
     late = await edge.put(f"{path}/hold", json={}, headers=admin)

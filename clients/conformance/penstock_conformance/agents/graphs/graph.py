@@ -26,7 +26,7 @@ class Scripted(BaseChatModel):
         return "script"
 
     def _generate(self, *args, **kwargs):
-        raise NotImplementedError("the script is only streamed")
+        raise NotImplementedError("this script only streams: ask the server for a stream")
 
     async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
         asked = max(index for index, message in enumerate(messages) if message.type == "human")

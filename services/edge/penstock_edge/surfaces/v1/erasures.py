@@ -321,7 +321,7 @@ class Erasures(Handlers):
         record = await self._changed(record, add)
         # A hold that could not be written into the audit holds, and a repeat writes it.
         if (held := record.hold) is not None:
-            await self._audit(record, "held", held.by, held.at, held)
+            await self._audit(record, "hold_set", held.by, held.at, held)
         return _shown(record)
 
     @serves(
@@ -341,7 +341,7 @@ class Erasures(Handlers):
         if (hold := record.hold) is None:
             return _shown(record)
         # First the audit, because afterwards nothing says that there was a hold.
-        await self._audit(record, "lifted", who.user_id, bus.clock.stamp(), hold)
+        await self._audit(record, "hold_lifted", who.user_id, bus.clock.stamp(), hold)
 
         def remove(record: RunRecord) -> None:
             if record.hold == hold:
@@ -354,7 +354,12 @@ class Erasures(Handlers):
         return await runs.change(record.run_id, RunRecord, change) or record
 
     async def _audit(
-        self, record: RunRecord, change: Literal["held", "lifted"], by: str, at: str, hold: Hold
+        self,
+        record: RunRecord,
+        change: Literal["hold_set", "hold_lifted"],
+        by: str,
+        at: str,
+        hold: Hold,
     ) -> None:
         """Let the approvals service write who has set or lifted a hold. Raises BusError."""
         told = HoldChange(change=change, by=by, at=at, reason=hold.reason, hold_at=hold.at)
