@@ -13,7 +13,7 @@ from penstock.bus import Bus
 from penstock.bus.subjects import key_of
 from penstock.runs.workflows import BUCKET
 from penstock_workflows.effects.turns import Queue
-from penstock_workflows.engine.records import End, TurnAsked, TurnTaken
+from penstock_workflows.engine.records import End, TurnTaken
 from penstock_workflows.journal.journal import Journals
 from support.drive.bus import new_run_id
 from support.drive.dying import instances
@@ -50,11 +50,16 @@ async def start(bus: Bus, name: str, key: str, say: str) -> str:
 
 
 async def asked(bus: Bus, run_id: str) -> None:
-    async def has_asked() -> bool:
-        records, _ = await Journals(bus).read(run_id)
-        return any(isinstance(each, TurnAsked) for each in records)
+    """Wait until the run is in the queue. It is written after the record of the question."""
 
-    await eventually(has_asked, what="that the run waits for its turn, or has it")
+    async def is_in_the_queue() -> bool:
+        for key in await bus.bucket(BUCKET).keys("turn.>"):
+            queue = await bus.bucket(BUCKET).load(key, Queue)
+            if queue is not None and run_id in queue.runs:
+                return True
+        return False
+
+    await eventually(is_in_the_queue, what="that the run waits for its turn, or has it")
 
 
 async def turns(bus: Bus, runs: Sequence[str]) -> list[tuple[int, int]]:
@@ -103,6 +108,24 @@ async def test_runs_with_one_key_follow_each_other_and_others_do_not_wait(
     began = await turns(bus, [*mine, waiting[1]])
     assert began == [(await turns(bus, [run_id]))[0] for run_id in mine]
     check_one_at_a_time(began)
+
+
+async def test_a_run_that_is_about_to_enter_the_queue_is_behind_all_in_it(
+    penstock: Pipeline,
+) -> None:
+    await define(penstock.bus, definition(FLOW % ("line", "queue")))
+    first, second = [await start(penstock.bus, "line", "x", "never") for _ in range(2)]
+    for run_id in (first, second):
+        await asked(penstock.bus, run_id)
+    queue = await queue_of(penstock.bus, "line", "x")
+    waits = queue.runs[1]
+    path = f"/v1/workflows/line/runs/{waits}/turn"
+    place = (await penstock.http.get(path)).json()
+    assert place["runs"] == queue.runs[:1]
+    # What the bus has after the record of the question and before the entry in the queue.
+    key = f"turn.{key_of('turn', '', 'line', 'x')}"
+    await penstock.bus.bucket(BUCKET).change(key, Queue, lambda queue: queue.keep(queue.runs[:1]))
+    assert (await penstock.http.get(path)).json() == place
 
 
 async def has_its_turn(penstock: Pipeline, run_id: str) -> bool:

@@ -27,7 +27,7 @@ from penstock_workflows.effects.timers import Timers
 from penstock_workflows.engine.effects import CancelChild, LeaveTurn, TakeTurn
 from penstock_workflows.engine.ids import Timer
 from penstock_workflows.engine.inputs import TurnInput
-from penstock_workflows.engine.records import End, Started, TurnAsked
+from penstock_workflows.engine.records import End, Started, TurnAsked, TurnTaken
 from penstock_workflows.engine.state import State
 from penstock_workflows.journal.journal import Journals
 
@@ -258,7 +258,12 @@ async def place_of(bus: Bus, run_id: str) -> Place | None:
     assert isinstance(records[0], Started)
     key = _key(records[0], asked.workflow, asked.key)
     queue = await bus.bucket(BUCKET).load(key, Queue) or Queue()
-    at = queue.runs.index(run_id) if run_id in queue.runs else 0
+    if run_id in queue.runs:
+        at = queue.runs.index(run_id)
+    elif any(isinstance(each, TurnTaken | End) for each in records):
+        at = 0
+    else:  # The run is about to enter the queue, which happens after its record
+        at = len(queue.runs)
     return Place(asked.workflow, asked.key, list(zip(queue.runs, queue.users, strict=True))[:at])
 
 
