@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from penstock.bus import messages
-from support.fakes.receiver import SECRET, receiver
+from support.fakes.receiver import SECRET, answers, receiver
 from support.real.up import Up
 
 CONFIG = """
@@ -25,17 +25,22 @@ rules:
     subjects: [lifecycle.*]
     where: 'event.type == "lifecycle.failed" && event.data.code != "timeout"'
     action: {{webhook: {{url: "{url}", secrets: ["${{HOOK_SECRET}}"]}}}}
+  - id: unwanted
+    subjects: [lifecycle.failed]
+    action: {{webhook: {{url: "{gone}", secrets: ["${{HOOK_SECRET}}"]}}}}
 """
 
 
-async def test_a_rule_of_a_file_sends_a_webhook_and_the_outcome_is_in_the_stream_of_events(
+async def test_a_rule_of_a_file_sends_a_webhook_and_its_outcome_is_in_the_events_and_at_the_run(
     tmp_path: Path,
 ) -> None:
+    """A second rule sends the same run to a receiver that wants no more."""
     config, rules = tmp_path / "penstock.yaml", tmp_path / "rules.yaml"
     config.write_text(CONFIG.format(url="http://127.0.0.1:9"))  # nothing listens at this address
     up = Up(tmp_path, "--config", str(config))
     async with receiver() as made:
-        rules.write_text(RULES.format(url=made.url()))
+        made.usual["/gone"] = answers(410)
+        rules.write_text(RULES.format(url=made.url(), gone=made.url("/gone")))
         environment = {
             "PENSTOCK_RULES": str(rules),
             "PENSTOCK_WEBHOOK_ALLOW_HOSTS": "127.0.0.1",
@@ -60,11 +65,23 @@ async def test_a_rule_of_a_file_sends_a_webhook_and_the_outcome_is_in_the_stream
                     async for line in stream.aiter_lines():
                         if line.startswith("data: "):
                             said.append(orjson.loads(line.removeprefix("data: ")))
-                        if len(said) == 2:
+                        if len(said) == 4:
                             break
-                assert [each["event"]["action"] for each in said] == ["triggered", "completed"]
                 assert {each["run_id"] for each in said} == {run_id}
-                assert said[1]["data"]["status_code"] == 200
+                outcomes = {each["data"]["automation"]: each for each in said}
+                assert outcomes["failures"]["event"]["action"] == "completed"
+                assert outcomes["failures"]["data"]["status_code"] == 200
+                assert outcomes["unwanted"]["event"]["action"] == "failed"
+                shown = (await http.get(f"/v1/runs/{run_id}")).json()["deliveries"]
+                deliveries = {each["automation"]: each for each in shown}
+                facts = ("id", "status", "status_code", "attempts", "trigger")
+                assert {
+                    rule: tuple(each[fact] for fact in facts) for rule, each in deliveries.items()
+                } == {
+                    "failures": (request.id, "delivered", 200, 1, "lifecycle.failed"),
+                    "unwanted": (made.got("/gone")[0].id, "failed", 410, 1, "lifecycle.failed"),
+                }
+                assert deliveries["unwanted"]["error"]["code"] == "http_410"
             assert made.bad_signatures == []
         finally:
             code = await asyncio.to_thread(up.signal, signal.SIGTERM)

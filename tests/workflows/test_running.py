@@ -9,11 +9,13 @@ import pytest
 
 from penstock.bus import Message, streams, subjects
 from penstock.bus.records import ApprovalNews, RunRecord, StartCommand
+from penstock.settings import AguiAgent, Config
 from penstock_workflows.engine.records import End, Record, Scheduled, Started, Waiting
 from penstock_workflows.journal.journal import EMPTY, Journals
-from support.drive.pipeline import Pipeline, new_run_id, types
+from support.drive.pipeline import Pipeline, new_run_id, pipeline, types
 from support.drive.waiting import eventually
 from support.drive.workflows import (
+    SERVICES,
     CountingServer,
     cancel_workflow,
     define,
@@ -254,3 +256,40 @@ async def test_a_definition_that_changes_concerns_only_runs_that_start_later(
         assert (await penstock.ended(run_id))[-1].type == "lifecycle.completed"
     assert server.calls["before b1"] == server.calls["after b2"] == 1
     assert not server.calls["before b2"]
+
+
+async def test_a_step_is_tried_again_by_itself_if_nothing_was_sent_and_not_if_its_agent_had_begun(
+    nats_server: NatsServer, server: CountingServer
+) -> None:
+    """Nothing listens at the address of `absent`; the server of `worker` drops its connection."""
+    flow = """
+    steps:
+      sent:
+        run: {agent: worker, message: '"breaks"'}
+        retry: {attempts: 3, backoff: 10ms}
+        on_failure: continue
+      unsent:
+        run: {agent: absent, message: '"hello"'}
+        retry: {attempts: 3, backoff: 10ms}
+        on_failure: continue
+    """
+    absent = AguiAgent(id="absent", protocol="agui", url="http://127.0.0.1:1/agui")
+    config = Config(agents=[*server.config.agents, absent])
+    async with pipeline(nats_server.url, config, SERVICES) as penstock:
+        await define(penstock.bus, definition(flow))
+        events = await penstock.ended(await start_workflow(penstock.bus, "flow"))
+        begun = [each.data for each in events if each.type == "workflow.step_started"]
+        codes: dict[str, list[str]] = {"sent": [], "unsent": []}
+        for step in begun:
+            child = await penstock.ended(step["child_run_id"])
+            codes[step["step_id"].removeprefix("step_")].append(child[-1].data["code"])
+    assert codes == {"sent": ["upstream_lost"], "unsent": ["not_sent"] * 3}
+    assert server.calls == {"breaks": 1}
+    failed = {
+        each.data["step_id"].removeprefix("step_"): each.data["error"]["code"]
+        for each in events
+        if each.type == "workflow.step_failed"
+    }
+    assert failed == {"sent": "upstream_lost", "unsent": "not_sent"}
+    retried = [each.data["step"] for each in events if each.type == "lifecycle.retrying"]
+    assert retried == ["unsent"] * 2

@@ -43,7 +43,7 @@ class CountingServer:
     Words of the message say what it does: `fails` fails always, `fails-once` at the first call of
     the same message, `slow-<seconds>` waits first, `gate-<name>` waits until the test has set
     `gates[name]`, `never` waits until the client goes away, `begins` does so after its first word,
-    `deltas-<number>` cuts the answer into so many pieces.
+    `breaks` drops the connection after it, `deltas-<number>` cuts the answer into so many pieces.
     """
 
     def __init__(self, upstream: Misbehaving) -> None:
@@ -78,13 +78,16 @@ class CountingServer:
             return
         ids = {"threadId": "t", "runId": "r"}
         events: list[dict[str, Any]] = [{"type": "RUN_STARTED", **ids}]
-        if "begins" in words:
+        if "begins" in words or "breaks" in words:
             said = {"messageId": "m"}
             events.append({"type": "TEXT_MESSAGE_START", **said, "role": "assistant"})
             events.append({"type": "TEXT_MESSAGE_CONTENT", **said, "delta": "done"})
             await answer.head()
             await answer.send(_sse(events))
-            await answer.left()
+            if "breaks" in words:
+                answer.cut()
+            else:
+                await answer.left()
             return
         if "fails" in words or ("fails-once" in words and self.calls[text] == 1):
             events.append({"type": "RUN_ERROR", "message": "it fails", "code": "broken"})

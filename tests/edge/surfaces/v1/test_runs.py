@@ -39,6 +39,35 @@ async def test_a_start_is_202_with_the_record_and_where_to_find_it(edge: Client)
     assert shown == {**record, "deliveries": []}
 
 
+async def test_an_ended_run_shows_what_came_after_its_end_however_much_was_delivered_before(
+    edge: Client, run: PretendRun
+) -> None:
+    rule = {"automation": "notify", "workflow": "Notify"}
+    for number in range(251):
+        named = {**rule, "delivery_id": f"before-{number}"}
+        await run.say("automation.triggered", **named, trigger="llm.tool_call")
+        await run.say("automation.completed", **named, result="delivered", status_code=200)
+    await run.completed()
+    await run.record(status="completed")
+    late = {**rule, "delivery_id": "after", "trigger": "lifecycle.completed"}
+    await run.say("automation.triggered", **late)
+    shown = (await edge.get(f"/v1/runs/{run.run_id}")).json()["deliveries"]
+    assert [each["id"] for each in shown] == [*(f"before-{n}" for n in range(250)), "after"]
+    assert shown[0] == {
+        "id": "before-0",
+        **rule,
+        "trigger": "llm.tool_call",
+        "status": "delivered",
+        "result": "delivered",
+        "status_code": 200,
+    }
+    assert shown[-1]["status"] == "waiting"
+    error = {"code": "http_410", "message": "the receiver answered 410: it wants no more"}
+    await run.say("automation.failed", **late, result=error["message"], error=error)
+    shown = (await edge.get(f"/v1/runs/{run.run_id}")).json()["deliveries"]
+    assert (shown[-1]["status"], shown[-1]["error"]) == ("failed", error)
+
+
 async def test_a_start_puts_one_command_on_the_bus(edge: Client, bus: Bus) -> None:
     run_id = (await start(edge, session_id="s7", input={"version": [1]})).json()["run_id"]
     command = await command_of(bus, run_id)
