@@ -18,6 +18,7 @@ REQUESTS = ["httpx", "rich"]  # httpx imports rich for its command
     [
         ("normalizer", [*AUTHENTICATION, *EXPRESSIONS, *PATTERNS, *REQUESTS]),
         ("edge", [*AUTHENTICATION, *EXPRESSIONS, *PATTERNS]),
+        ("automations", [*AUTHENTICATION, *EXPRESSIONS, *PATTERNS]),
     ],
 )
 def test_a_service_imports_no_package_before_it_needs_it(service: str, unused: list[str]) -> None:

@@ -41,7 +41,9 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/service/connecting.py": EVERY,
     "penstock/service/measuring.py": EVERY,
     "penstock/service/process.py": EVERY,
-    "penstock/service/service.py": ("%s is ready as", "%s: %s failed, it is restarted", "%s"),
+    "penstock/service/service.py": (
+        *("%s is ready as", "%s: %s failed, it is restarted", "%s: %s: tried again later", "%s"),
+    ),
     "penstock/service/stopping.py": EVERY,
     "penstock/service/token_index.py": EVERY,
     "penstock/tracing": EVERY,
@@ -57,12 +59,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock/documents/store.py": EVERY,
     "penstock_approvals/lifecycle/restore.py": ("%s: the approval cannot be restored",),
     "penstock_approvals/api/requests.py": ("%s",),  # a record that cannot be read
-    "penstock_approvals/service.py": (
-        "the accounts of budgets are",
-        "the outbox is",
-        "the audit is",
-        "a request or a decision failed",
-    ),
+    "penstock_approvals/service.py": ("a request or a decision failed",),
     "penstock_automations/actions/webhook/mirror.py": EVERY,
     "penstock_automations/delivery/failing.py": EVERY,  # a rule
     "penstock_automations/delivery/waking.py": EVERY,  # a rule
@@ -90,9 +87,7 @@ NO_RUN: Final[Mapping[str, tuple[str, ...]]] = {
     "penstock_normalizer/prices": EVERY,  # the table of prices
     "penstock_normalizer/recovery/abandoned_runs.py": ("%s, partition %d: the frames",),
     "penstock_normalizer/service.py": EVERY,
-    "penstock_workflows/effects/listens.py": ("unused types are removed",),
     "penstock_workflows/registry.py": EVERY,
-    "penstock_workflows/service.py": EVERY,
 }
 
 

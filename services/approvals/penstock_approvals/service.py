@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from penstock import telemetry
 from penstock.budgets.admission import CurrentBudgets
-from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
-from penstock.bus.connection.retry import until_answered
+from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, streams
 from penstock.bus.records import DecideReply, DecideRequest
 from penstock.bus.subjects import due, run_id_of
 from penstock.redactions.document import CurrentRedactions
@@ -70,6 +69,7 @@ class ApprovalsService(Service):
             self.bus, with_details=settings.audit_details, keys=settings.audit_keys
         )
         self._anchors = Anchors(self.bus, settings.audit_keys)
+        self._anchored_s = -ANCHOR_S  # the monotonic time of the last check of today's anchor
         self._policies = Policies(self.bus, settings.policy)
         self._budgets = CurrentBudgets(self.bus)
         self._redactions = CurrentRedactions(self.bus)
@@ -85,7 +85,6 @@ class ApprovalsService(Service):
         self._budget_ledger = BudgetLedger(self.bus, self._budgets, actions)
         self._restore = Restore(self.bus, self._approvals)
         self._approvals.after_losses = self._restore.after_losses
-        self._listening: list[Subscription] = []
         # requests over NATS that are handled now, and decisions that are being sent
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed = Feed(self.bus, self._approvals.records)
@@ -111,19 +110,16 @@ class ApprovalsService(Service):
             ("link.*", self._requests.on_link),
             ("hold.*", self._requests.on_hold),
         ):
-            listening = await until_answered(
-                f"subscribing to {subject}",
-                partial(self.bus.subscribe, subject, partial(self._in_task, handle), self.name),
-            )
-            self._listening.append(listening)
-        self.spawn("outbox", self._sweep)
+            await self.answer(subject, partial(self._in_task, handle))
+        outbox_s = self._settings.outbox_s
+        self.repeat("outbox", outbox_s, self._sweep)
         self.spawn("policy", self._policies.follow)
         self.spawn("budgets", self._budgets.follow)
         self.spawn("redactions", self._redactions.follow)
-        self.spawn("budget accounts", self._sweep_budgets)
+        self.repeat("budget accounts", SWEEP_S, self._budget_ledger.sweep)
         self.spawn("policy file", self._policies.watch_file)
         self.spawn("feed", self._feed.run)
-        self.spawn("audit", self._keep_audit)
+        self.repeat("audit", outbox_s, self._complete_audit)
         self.spawn("list", self._approvals.list.index.run)
         ack_wait_s = self._settings.ack_wait_s
         deadlines = Consumer(
@@ -155,8 +151,6 @@ class ApprovalsService(Service):
 
     async def stop(self) -> None:
         """Stop taking decisions, and send the decisions that were already taken."""
-        for listening in self._listening:
-            await listening.unsubscribe()
         await self.stop_consuming()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
@@ -198,22 +192,9 @@ class ApprovalsService(Service):
             log.warning("approval %s stays in the outbox: %s", approval_id, error)
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.outbox_s)
-            self._measure_pending()
-            try:
-                await self._approvals.outbox.sweep()
-                await self._restore.after_losses()
-            except BusError as error:
-                log.warning("the outbox is read again later: %s", error)
-
-    async def _sweep_budgets(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            try:
-                await self._budget_ledger.sweep()
-            except BusError as error:
-                log.warning("the accounts of budgets are looked through later: %s", error)
+        self._measure_pending()
+        await self._approvals.outbox.sweep()
+        await self._restore.after_losses()
 
     def _measure_pending(self) -> None:
         if not self._approvals.list.index.is_complete:
@@ -223,16 +204,10 @@ class ApprovalsService(Service):
         telemetry.APPROVALS_PENDING.set(pending)
         telemetry.APPROVALS_OLDEST.set(max(0.0, age_s))
 
-    async def _keep_audit(self) -> None:
+    async def _complete_audit(self) -> None:
         """Write the audit records that NATS has lost, and each day's anchor. Only one pod writes a
         day's anchor."""
-        anchored_s = -ANCHOR_S
-        while True:
-            try:
-                await self._anchors.after_losses(self._approvals.audit, self._approvals.records.all)
-                if time.monotonic() - anchored_s >= ANCHOR_S:
-                    await self._anchors.daily()
-                    anchored_s = time.monotonic()
-            except BusError as error:
-                log.warning("the audit is completed and anchored later: %s", error)
-            await asyncio.sleep(self._settings.outbox_s)
+        await self._anchors.after_losses(self._approvals.audit, self._approvals.records.all)
+        if time.monotonic() - self._anchored_s >= ANCHOR_S:
+            await self._anchors.daily()
+            self._anchored_s = time.monotonic()

@@ -9,11 +9,9 @@ from functools import partial
 from typing import ClassVar
 
 from penstock import telemetry
-from penstock.bus import RETRY_S, BusError, Consumer, Subscription, streams, subjects
+from penstock.bus import RETRY_S, BusError, Consumer, streams, subjects
 from penstock.bus.connection.retry import until_answered
 from penstock.runs.calls import CALLS
-from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.service import Context, Service, routes_on_bus
 from penstock.settings import Settings
@@ -97,24 +95,10 @@ class AutomationsService(Service):
             is_done=records.is_done,
             requests_per_host=settings.webhook_requests_per_host,
         )
-        self._open_runs = OpenRuns(
-            self.bus,
-            settings.max_open_runs_per_user,
-            settings.max_queued_runs_per_user,
-            settings.max_paused_runs_per_user,
-            tenant_limits=settings.auth.tenant_limits,
-        )
-        shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
-        self._starter = starter = Starter(
-            self.bus,
-            self._open_runs,
-            shards,
-            callers_known=callers_known,
-            max_runs_per_root=settings.max_runs_per_root,
-        )
+        self._starter = Starter(self.bus, context.config, settings)
         executors: dict[ActionKind, ActionExecutor] = {
             "webhook": webhooks,
-            "run": StartRunExecutor(self.bus, context.config, starter),
+            "run": StartRunExecutor(self.bus, context.config, self._starter),
             "decide": DecideExecutor(self.bus),
         }
         evaluations = Evaluations(self._store)
@@ -178,7 +162,6 @@ class AutomationsService(Service):
             Deliveries(self.bus, self._store, self._rules, deliveries),
             Hooks(self.bus, self._rules, evaluations, settings.hook_max_bytes),
         )
-        self._listening: list[Subscription] = []
         self._mirror = Mirror(self.bus, context.pod, webhooks.endpoints)
         telemetry.BREAKERS_OPEN.set_function(webhooks.endpoints.open_breakers)
 
@@ -191,25 +174,21 @@ class AutomationsService(Service):
         if AuthConfig(**self._settings.auth.model_dump()).requires_credentials:
             await until_answered("pausing rules", lambda: pause_rules_without_owner(self._store))
         if self._settings.rule_keys:
-            self.spawn("encryption", self._encrypt)
+            # By then, processes that lack the key have ended, even in a rolling upgrade. Such a
+            # process would take events of these rules, and do nothing.
+            self.repeat("encryption", ENCRYPT_AFTER_S, self._store.encrypt)
         elif self._settings.auth.requires_credentials:
             log.warning(READABLE)
         await until_answered("reading the rules", self._rules.refresh_all)
         await until_answered("making the consumers of events", self._consumers.update)
         self._consume()
-        for subject, answer in (
-            (subjects.push("*"), self._pushes.on_request),
-            (subjects.check("*"), self._checks.on_request),
-        ):
-            subscribe = partial(self.bus.subscribe, subject, answer, self.name)
-            self._listening.append(await until_answered(f"subscribing to {subject}", subscribe))
+        await self.answer(subjects.push("*"), self._pushes.on_request)
+        await self.answer(subjects.check("*"), self._checks.on_request)
         self.spawn("rules", self._rules.follow)
         self.spawn("schedules of workflows", self._rules.follow_schedules)
         self.spawn("consumers", self._keep_consumers)
         self.spawn("schedules", self._schedules.keep)
-        self.spawn("open runs", self._open_runs.follow)
-        self.spawn("budgets", self._starter.admission.budgets.follow)
-        self.spawn("redactions", self._starter.redactions.follow)
+        self.spawn("starts", self._starter.follow)
         self.spawn("endpoints", self._mirror.run)
 
     @property
@@ -218,8 +197,6 @@ class AutomationsService(Service):
         return [*super().notices, *([READABLE] if is_readable else [])]
 
     async def drain(self, grace_s: float) -> None:
-        for subscription in self._listening:
-            await subscription.unsubscribe()
         await self.stop_consuming()
 
     async def stop(self) -> None:
@@ -275,13 +252,6 @@ class AutomationsService(Service):
         times of the rules' schedules are scheduled, too. Raises BusError; repeat the call."""
         await self._consumers.update()
         await self._schedules.arrange()
-
-    async def _encrypt(self) -> None:
-        """Encrypt the rules when processes that lack the key have ended, even in a rolling upgrade.
-        Such a process would take events of these rules, and do nothing."""
-        while True:
-            await asyncio.sleep(ENCRYPT_AFTER_S)
-            await until_answered("encrypting the rules", self._store.encrypt)
 
     def _on_change(self) -> None:
         self._changed.set()

@@ -10,8 +10,6 @@ from typing import Any
 from penstock.bus import Bus
 from penstock.bus.subjects import shard_of
 from penstock.dialects.agui.encode import PROFILES
-from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.settings import Config
 from penstock.web.read_scheduler import ReadScheduler
@@ -54,11 +52,9 @@ class Edge:
     agui: AguiViews
     agui_leg_ids: AguiLegIds
     turns: ReadScheduler
-    open_runs: OpenRuns
     run_list: RunList
     session_list: SessionList
     cost_list: CostList
-    shards: SessionShards
     cursors: SavedCursors
 
     @classmethod
@@ -67,39 +63,22 @@ class Edge:
         withheld, index = run_list.rows.withheld, run_list.index
         records = RunRecords(bus, withheld, lambda: index.is_complete)
         many = ManyRunViews(bus, Feeds(bus), records)
-        shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         names = AguiLegIds(bus, many.records)
         turns = ReadScheduler()
-        open_runs = OpenRuns(
-            bus,
-            settings.max_open_runs_per_user,
-            settings.max_queued_runs_per_user,
-            settings.max_paused_runs_per_user,
-            tenant_limits=settings.auth.tenant_limits,
-        )
         return cls(
             bus,
             config,
             settings,
             hubs=Hubs(bus, settings, turns),
-            starter=Starter(
-                bus,
-                open_runs,
-                shards,
-                callers_known=settings.auth.requires_credentials,
-                max_runs_per_root=settings.max_runs_per_root,
-                for_busy_session=BusySessions(bus, run_list),
-            ),
+            starter=Starter(bus, config, settings, BusySessions(bus, run_list)),
             canceller=Canceller(bus, settings.cancel_wait_s),
             many=many,
             agui=AguiViews(names),
             agui_leg_ids=names,
             turns=turns,
-            open_runs=open_runs,
             run_list=run_list,
             session_list=SessionList(bus, run_list),
             cost_list=CostList(bus),
-            shards=shards,
             cursors=SavedCursors(bus, settings.cursor_settle_s),
         )
 

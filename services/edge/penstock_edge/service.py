@@ -119,9 +119,7 @@ class EdgeService(Service):
             lambda: self.bus.subscribe(ERASURES, self._on_erased),
         )
         self.spawn("maintain-streams", self._edge.hubs.maintain)
-        self.spawn("open-runs", self._edge.open_runs.follow)
-        self.spawn("budgets", self._edge.starter.admission.budgets.follow)
-        self.spawn("redactions", self._edge.starter.redactions.follow)
+        self.spawn("starts", self._edge.starter.follow)
         self.spawn("list-runs", self._edge.run_list.index.run)
         self.spawn("list-sessions", self._edge.session_list.index.run)
         self.spawn("list-costs", self._edge.cost_list.index.run)

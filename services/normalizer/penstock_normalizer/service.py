@@ -13,7 +13,6 @@ from penstock.bus.admin import migrate
 from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.admin.replay import replay_number
 from penstock.bus.budget import Budget
-from penstock.bus.connection.retry import until_answered
 from penstock.bus.records import ENDED
 from penstock.bus.shards import each_shard, group_of
 from penstock.bus.state import deadletters
@@ -31,7 +30,7 @@ from penstock_normalizer.settings import NormalizerSettings
 
 log = logging.getLogger(__name__)
 
-COUNT_S = 15.0  # seconds between two counts of the dead letters
+COUNT_S = 15.0  # seconds between two counts of the dead letters, and measurements of the lag
 # seconds in which losses are collected, because one failure of NATS causes a loss for each stream
 COLLECT_LOSSES_S = 0.1
 
@@ -74,12 +73,9 @@ class NormalizerService(Service):
         if (keep := parse_keep(self._settings.keep)).early:
             early = EarlyErasures(self.bus, keep, lambda: 0 in self.partitions)
             self.spawn("early erasures", early.run)
-        await until_answered(
-            "subscribing to letter.*",
-            lambda: self.bus.subscribe(replay_letter("*"), self._replay, self.name),
-        )
-        self.spawn("dead letters", self._count_dead_letters)
-        self.spawn("lag", self._measure_lag)
+        await self.answer(replay_letter("*"), self._replay)
+        self.repeat("dead letters", COUNT_S, self._count_dead_letters)
+        self.repeat("lag", COUNT_S, self._measure_lag)
         self.spawn("prices", self._prices.follow)
         await asyncio.sleep(0)
 
@@ -128,12 +124,7 @@ class NormalizerService(Service):
         await self._shares[shard].run()
 
     async def _count_dead_letters(self) -> None:
-        while True:
-            try:
-                telemetry.DEADLETTERS_KEPT.set(await deadletters.count(self.bus))
-            except BusError as error:
-                log.debug("the dead letters are not counted now: %s", error)
-            await asyncio.sleep(COUNT_S)
+        telemetry.DEADLETTERS_KEPT.set(await deadletters.count(self.bus))
 
     async def _replay(self, msg: Msg) -> None:
         """Replay a dead letter that an edge asks for. If the bus fails, no answer is sent, and the
@@ -146,20 +137,14 @@ class NormalizerService(Service):
             log.warning("dead letter %s is not replayed: %s", number, error)
 
     async def _measure_lag(self) -> None:
-        """Set the lag of each shard, measured on the partitions that this normalizer holds."""
-        while True:
-            await asyncio.sleep(COUNT_S)
-            lags = dict.fromkeys(self._shares, 0)
-            try:
-                for (shard, _), partition in tuple(self._partitions.items()):
-                    lags[shard] = max(lags[shard], await partition.lag())
-            except BusError as error:
-                # The metric keeps its value; `penstock_nats_connected` shows that NATS does not
-                # answer.
-                log.debug("the lag is not measured now: %s", error)
-                continue
-            for shard, lag in lags.items():
-                telemetry.NORMALIZER_LAG.labels(shard).set(lag)
+        """Set the lag of each shard, measured on the partitions that this normalizer holds. Raises
+        BusError. The metric then keeps its value; `penstock_nats_connected` shows that NATS does
+        not answer."""
+        lags = dict.fromkeys(self._shares, 0)
+        for (shard, _), partition in tuple(self._partitions.items()):
+            lags[shard] = max(lags[shard], await partition.lag())
+        for shard, lag in lags.items():
+            telemetry.NORMALIZER_LAG.labels(shard).set(lag)
 
     async def _begin(self, shard: int, number: int) -> None:
         self._work_on(shard, number)

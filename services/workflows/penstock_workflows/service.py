@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import ClassVar, Final
 
 from penstock import telemetry
-from penstock.bus import BusError, Consumer, Stored, streams, subjects
+from penstock.bus import Consumer, Stored, streams, subjects
 from penstock.bus.admin.permissions import WORKFLOW_COMMANDS
 from penstock.bus.subjects import WORKFLOWS
 from penstock.off_loop import OFF_LOOP
-from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
 from penstock.runs.start import Starter
 from penstock.service import Consumption, Context, Service, routes_on_bus
 from penstock.settings import Settings
@@ -23,7 +19,7 @@ from penstock_workflows.api.starts import Starts as StartRoute
 from penstock_workflows.effects.children import Children
 from penstock_workflows.effects.frames import Frames
 from penstock_workflows.effects.listens import DURABLE as LISTENS
-from penstock_workflows.effects.listens import Listens
+from penstock_workflows.effects.listens import TIDY_S, Listens
 from penstock_workflows.effects.perform import Performer
 from penstock_workflows.effects.timers import DUE, Timers
 from penstock_workflows.inputs.decisions import Decisions
@@ -33,8 +29,6 @@ from penstock_workflows.journal.journal import Journals
 from penstock_workflows.journal.memory import Runs
 from penstock_workflows.registry import WorkflowStore, apply_files
 from penstock_workflows.settings import WorkflowsSettings
-
-log = logging.getLogger(__name__)
 
 # The most inputs of one kind that may wait for their turn in the thread, besides those under way.
 MAX_OFF_LOOP: Final = 2000
@@ -54,20 +48,7 @@ class WorkflowsService(Service):
         self._settings = settings = context.settings
         self._runs = Runs(settings.runs_in_memory)
         journals = Journals(self.bus)
-        shards = SessionShards(self.bus, tuple(agent.id for agent in context.config.agents))
-        self._open_runs = OpenRuns(
-            self.bus,
-            settings.max_open_runs_per_user,
-            settings.max_queued_runs_per_user,
-            tenant_limits=settings.auth.tenant_limits,
-        )
-        self._starter = starter = Starter(
-            self.bus,
-            self._open_runs,
-            shards,
-            callers_known=settings.auth.requires_credentials,
-            max_runs_per_root=settings.max_runs_per_root,
-        )
+        self._starter = starter = Starter(self.bus, context.config, settings)
         self._timers = timers = Timers(
             self.bus,
             settings.journal_kept_s,
@@ -129,11 +110,9 @@ class WorkflowsService(Service):
             self.consume(listens, handler.awaited_event),
         ]
         self.consume_replays(handler.replay)
-        self.spawn("listens", self._listens.remove_unused_types)
-        self.spawn("waiting inputs", self._count_waiting)
-        self.spawn("open runs", self._open_runs.follow)
-        self.spawn("budgets", self._starter.admission.budgets.follow)
-        self.spawn("redactions", self._starter.redactions.follow)
+        self.repeat("listens", TIDY_S, self._listens.remove_unused_types)
+        self.repeat("waiting inputs", COUNT_S, self._count_waiting)
+        self.spawn("starts", self._starter.follow)
 
     async def drain(self, grace_s: float) -> None:
         await self.stop_consuming()
@@ -182,11 +161,5 @@ class WorkflowsService(Service):
         return await self._message_handler.short_timer(run_id, timer)
 
     async def _count_waiting(self) -> None:
-        while True:
-            await asyncio.sleep(COUNT_S)
-            try:
-                waiting = [await each.count_waiting() for each in self._inputs]
-            except BusError as error:
-                log.debug("the waiting inputs are counted later: %s", error)
-                continue
-            telemetry.WORKFLOW_INPUTS_WAITING.set(sum(waiting))
+        waiting = [await each.count_waiting() for each in self._inputs]
+        telemetry.WORKFLOW_INPUTS_WAITING.set(sum(waiting))

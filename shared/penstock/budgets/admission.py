@@ -20,7 +20,7 @@ from penstock.budgets.account import account_key, admit, drop, new_account
 from penstock.budgets.accounts import Accounts
 from penstock.budgets.document import NONE, Budgets, RunFacts, from_value
 from penstock.budgets.model import Budget, shown
-from penstock.bus import Bus, Retry
+from penstock.bus import Bus
 from penstock.bus.records import BudgetAccount
 from penstock.documents.store import Documents
 from penstock.web.problems import Problem
@@ -52,16 +52,8 @@ class Admission:
         self._accounts = Accounts(bus)
 
     async def of(self, facts: RunFacts) -> list[Budget]:
-        """Return the budgets that apply to a run. Raises Problem 503 if the stored budgets have a
-        mistake, and none were in force before; BusError if they were never read."""
-        await self.budgets.require_read()
-        try:
-            current = self.budgets.current
-        except Retry:
-            reason = self.budgets.refused.get("kv")
-            raise Problem(
-                503, f"no run starts, since the budgets have a mistake: {reason}"
-            ) from None
+        """Return the budgets that apply to a run. Raises as `Documents.in_force`."""
+        current = await self.budgets.in_force()
         found: list[Budget] = []
         if current.document.budgets:
             for each in current.applying(facts, self._bus.clock.now()):

@@ -208,7 +208,7 @@ class RunKey:
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
-        self._cipher = _cipher(secret)
+        self._cipher = cipher(secret)
         self.id = _fingerprint(secret, _KEY_ID_BYTES)
 
     def seal(self, content: bytes, name: bytes, nonce: bytes = b"") -> bytes:
@@ -407,7 +407,7 @@ class MasterKeys:
             for text in texts
             if text != NONE
         ]
-        self._keys = {_fingerprint(secret, 4).hex(): _cipher(secret) for secret in secrets}
+        self._keys = {_fingerprint(secret, 4).hex(): cipher(secret) for secret in secrets}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -491,7 +491,8 @@ def missing_text(master: str, has_keys: bool) -> str:
     )
 
 
-def _cipher(secret: bytes) -> Cipher:
+def cipher(secret: bytes) -> Cipher:
+    """Return a cipher with this key of 32 bytes. A process without keys imports no cryptography."""
     from penstock.bus.ciphers import Cipher  # noqa: PLC0415
 
     return Cipher(secret)

@@ -24,6 +24,7 @@ from penstock.bus.connection.retry import until_answered
 from penstock.bus.read.reader import Reader
 from penstock.documents.reading import InvalidDocument, value_of
 from penstock.settings import ConfigurationError
+from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +122,17 @@ class Documents(Generic[InForceT]):
         """Read the record in KV, unless this was done. Raises BusError."""
         if not self.is_read:
             await self._read_record()
+
+    async def in_force(self) -> InForceT:
+        """Return the document for the start of a run. Raises BusError if it was never read, and
+        Problem 503 if the record has a mistake, and none was before."""
+        await self.require_read()
+        try:
+            return self.current
+        except Retry:
+            reason = self.refused.get("kv")
+            text = f"no run starts, since the {self._name} have a mistake: {reason}"
+            raise Problem(503, text) from None
 
     async def follow(self) -> None:
         subject = f"$KV.{BUCKET}.{self._key}"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from yaml.nodes import Node
 
-from penstock.bus import Bus, Retry
+from penstock.bus import Bus
 from penstock.documents.fields import (
     Id,
     Listed,
@@ -196,14 +196,3 @@ class CurrentRedactions(Documents[Redactions]):
                 "longer stored; cancel it, and start another one",
             )
         return found.of(run)
-
-    async def in_force(self) -> Redactions:
-        """Return the redactions. Raises Problem 503 if the stored ones have a mistake, and none
-        were in force before; BusError if they were never read."""
-        await self.require_read()
-        try:
-            return self.current
-        except Retry:
-            reason = self.refused.get("kv")
-            text = f"no run starts, since the redactions have a mistake: {reason}"
-            raise Problem(503, text) from None

@@ -47,8 +47,9 @@ from penstock.redactions.document import CurrentRedactions
 from penstock.redactions.scanner import redactor_of
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
+from penstock.runs.settings import StartSettings
 from penstock.runs.workflows import check_start
-from penstock.settings import AgentConfig, WorkflowAgent
+from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.tracing.requests import traceparent
 from penstock.web.auth.identity import Identity, RunUser, check_run
 from penstock.web.problems import Problem
@@ -163,16 +164,13 @@ class ForBusySession(Protocol):
 
 
 class Starter:
-    """Writes the records and commands of new runs."""
+    """Writes the records and commands of new runs. `follow` must run meanwhile."""
 
     def __init__(
         self,
         bus: Bus,
-        open_runs: OpenRuns,
-        shards: SessionShards,
-        *,
-        callers_known: bool,
-        max_runs_per_root: int,
+        config: Config,
+        settings: StartSettings,
         for_busy_session: ForBusySession | None = None,
     ) -> None:
         """`for_busy_session` is asked for starts that do not simply queue."""
@@ -180,16 +178,29 @@ class Starter:
         self._bus = bus
         self.admission = Admission(bus)
         self.redactions = CurrentRedactions(bus)
+        self.shards = SessionShards(bus, tuple(agent.id for agent in config.agents))
         self._trees = RunTrees(bus)
-        self._max_runs_per_root = max_runs_per_root
-        self._shards = shards
-        self._callers_known = callers_known
-        self._open_runs = open_runs
+        self._max_runs_per_root = settings.max_runs_per_root
+        self._callers_known = settings.auth.requires_credentials
+        self._open_runs = OpenRuns(
+            bus,
+            settings.max_open_runs_per_user,
+            settings.max_queued_runs_per_user,
+            settings.max_paused_runs_per_user,
+            tenant_limits=settings.auth.tenant_limits,
+        )
+
+    async def follow(self) -> None:
+        """Keep what limits and changes starts up to date, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._open_runs.follow())
+            group.create_task(self.admission.budgets.follow())
+            group.create_task(self.redactions.follow())
 
     async def shard_for(self, user_id: str, session_id: str | None) -> int:
         if session_id is None:
-            return self._shards.of_new_session()
-        return await self._shards.of(user_id, session_id)
+            return self.shards.of_new_session()
+        return await self.shards.of(user_id, session_id)
 
     async def new_run_id(self, user_id: str, session_id: str | None) -> str:
         """Return an id for a new run of this session. Store the id before you start the run."""
@@ -266,9 +277,7 @@ class Starter:
         if start.session_id is None or start.origin.step_id is not None:
             # A step's run is in the shard of its parent run, so the step's own session must be in
             # this shard, too.
-            await self._shards.record(
-                command.user_id, command.session_id, subjects.shard_of(run_id)
-            )
+            await self.shards.record(command.user_id, command.session_id, subjects.shard_of(run_id))
         record, revision, redactions = await self._record(command, start)
         if record.redactions is not None:
             command = command.model_copy(update={"redactions": redactions})
@@ -296,7 +305,7 @@ class Starter:
                 await start.prepare(command.run_id)
             if command.workflow is not None:
                 # For all other agents, the connector lists the run in its session.
-                agent = self._shards.record_agent(command.agent)
+                agent = self.shards.record_agent(command.agent)
                 named = (command.user_id, agent, command.session_id)
                 await list_run(self._bus, command.run_id, *named)
         except BaseException:

@@ -7,12 +7,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.types import ASGIApp
 
 from penstock import telemetry
-from penstock.bus import Bus, BusError, Consumer, ObjectGone, Stored, streams
+from penstock.bus import Bus, BusError, Consumer, Msg, ObjectGone, Stored, Subscription, streams
+from penstock.bus.connection.retry import until_answered
 from penstock.bus.read.work_queue import GiveUp, Handle
 from penstock.bus.state import deadletters
 from penstock.bus.state.attempts import Attempts
@@ -71,6 +73,7 @@ class Service(ABC):
         self.draining = False
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._consumptions: list[Consumption] = []
+        self._answering: list[Subscription] = []
         self._is_ready = False
 
     @abstractmethod
@@ -119,6 +122,26 @@ class Service(ABC):
                     await asyncio.sleep(RESTART_S)
 
         self._loops[name] = asyncio.create_task(forever(), name=f"{self.name}:{name}")
+
+    def repeat(self, name: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Call `work` every so many seconds until `cancel` is called. While the bus does not
+        answer, only a warning is logged, because a later call does the same work."""
+
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(every_s)
+                try:
+                    await work()
+                except BusError as error:
+                    log.warning("%s: %s: tried again later: %s", self.name, name, error)
+
+        self.spawn(name, loop)
+
+    async def answer(self, subject: str, handle: Callable[[Msg], Awaitable[None]]) -> None:
+        """Let one instance of this service handle each request of a subject, until
+        `stop_consuming` is called; wait until NATS has the subscription."""
+        subscribe = partial(self.bus.subscribe, subject, handle, self.name)
+        self._answering.append(await until_answered(f"subscribing to {subject}", subscribe))
 
     def has_spawned(self, name: str) -> bool:
         return name in self._loops
@@ -186,8 +209,11 @@ class Service(ABC):
         )
 
     async def stop_consuming(self, *consumptions: Consumption) -> None:
-        """Take no more messages of these consumers, or of all consumers, and wait for the handlers.
-        `Consumer.finish_s` limits this time. Unfinished messages are given back."""
+        """Take no more messages of these consumers, or of all consumers and no more requests, and
+        wait for the handlers of messages. `Consumer.finish_s` limits this time. Unfinished messages
+        are given back."""
+        while self._answering and not consumptions:
+            await self._answering.pop().unsubscribe()
         stopping = [
             # a second cancellation would cut the handlers short
             self.cancel(each.name, again_s=each.finish_s + CANCEL_AGAIN_S)

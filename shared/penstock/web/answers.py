@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Coroutine
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -54,6 +55,15 @@ async def until_closed(receive: Receive) -> None:
     """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def page_after(
+    found: list[T], after: Any, limit: int, place: Callable[[T], Any]
+) -> tuple[list[T], bool]:
+    """Return up to `limit` items of a list that is sorted by `place`: those whose place comes after
+    `after` (None: the first ones). Also returns whether more items follow."""
+    begin = bisect_right(found, after, key=place) if after is not None else 0
+    return found[begin : begin + limit], len(found) > begin + limit
 
 
 def cursor_of(*parts: Any) -> str:

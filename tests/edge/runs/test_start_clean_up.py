@@ -8,9 +8,9 @@ import uuid_utils
 from penstock.bus import Bus, BusUnavailable
 from penstock.runs import open_runs
 from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
+from penstock.runs.settings import StartSettings
 from penstock.runs.start import Start, Starter
-from penstock.settings import AgnoAgent
+from penstock.settings import AgnoAgent, Config
 from penstock.turns import TenantUser
 from penstock.web.auth.identity import RunUser
 from penstock_edge.sources.sessions import ActiveRuns
@@ -26,13 +26,7 @@ async def test_a_run_that_cannot_be_prepared_is_not_in_the_list(bus: Bus) -> Non
         prepared.append(run_id)
         raise BusUnavailable("KV does not answer")
 
-    starter = Starter(
-        bus,
-        OpenRuns(bus, 0, 0),
-        SessionShards(bus, (AGENT.id,)),
-        callers_known=False,
-        max_runs_per_root=1000,
-    )
+    starter = Starter(bus, Config(agents=[AGENT]), StartSettings())
     with pytest.raises(BusUnavailable):
         await starter.start(
             Start(AGENT, "Hello", None, RunUser("alice", (), (), ""), prepare=prepare)

@@ -17,10 +17,9 @@ from penstock.budgets.document import RunFacts
 from penstock.bus import Bus
 from penstock.bus.records import BudgetAccount, RunRecord
 from penstock.bus.state.kv import Bucket
-from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
+from penstock.runs.settings import StartSettings
 from penstock.runs.start import Origin, Start, Starter
-from penstock.settings import AgnoAgent
+from penstock.settings import AgnoAgent, Config
 from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 from penstock_approvals.budgets.actions import BudgetActions
@@ -45,8 +44,8 @@ def document(**fields: Any) -> dict[str, Any]:
 
 
 def starter(bus: Bus) -> Starter:
-    shards = SessionShards(bus, (AGENT.id,))
-    return Starter(bus, OpenRuns(bus, 0, 0), shards, callers_known=True, max_runs_per_root=1000)
+    unlimited = StartSettings(max_open_runs_per_user=0, max_queued_runs_per_user=0)
+    return Starter(bus, Config(agents=[AGENT]), unlimited)
 
 
 async def account_of(bus: Bus, user: str = "ada") -> BudgetAccount:

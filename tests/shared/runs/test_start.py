@@ -20,13 +20,13 @@ from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command, session_key
 from penstock.bus.write.objects import unwrap
 from penstock.redactions.document import CurrentRedactions
-from penstock.runs.open_runs import OpenRuns
-from penstock.runs.session_shards import SessionShards
+from penstock.runs.settings import StartSettings
 from penstock.runs.start import Origin, Start, Starter
-from penstock.settings import AgnoAgent, WorkflowAgent
+from penstock.settings import AgnoAgent, Config, WorkflowAgent
 from penstock.web.auth.identity import RunUser
 from penstock.web.problems import Problem
 from support.drive.bus import connected
+from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 
 AGENT = AgnoAgent(id="assistant", protocol="agno", url="http://127.0.0.1:9", agent="demo")
@@ -34,14 +34,8 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ORIGIN = Origin("019aab00-0000-7000-8000-000000000001", ("first", "second"), 2, "step_lint", 2)
 
 
-def starter(bus: Bus) -> Starter:
-    return Starter(
-        bus,
-        OpenRuns(bus, 0, 0),
-        SessionShards(bus, (AGENT.id, REVIEW.id)),
-        callers_known=True,
-        max_runs_per_root=1000,
-    )
+def starter(bus: Bus, **settings: Any) -> Starter:
+    return Starter(bus, Config(agents=[AGENT, REVIEW]), StartSettings(**settings))
 
 
 async def commands_of(bus: Bus, run_id: str, target: str = "*") -> int:
@@ -274,17 +268,35 @@ async def test_a_start_is_repeated_although_the_workflow_has_another_version_now
         assert await commands_of(bus, first.record.run_id) == 1
 
 
+async def test_a_user_whose_runs_wait_for_decisions_may_start_no_more_than_the_settings_say(
+    nats_server: NatsServer,
+) -> None:
+    """Each service that starts runs has these settings, so none of them is a way around."""
+    async with connected(nats_server.url) as bus:
+        limited = starter(bus, max_paused_runs_per_user=1)
+        following = asyncio.create_task(limited.follow())
+        asked = Start(AGENT, "Hello", None, RunUser("carl", (), (), ""))
+        first = (await limited.start(asked)).record
+        waits = first.model_copy(update={"status": "paused"})
+        await bus.bucket("runs").put(first.run_id, waits.dump())
+
+        async def is_refused() -> bool:
+            try:
+                await limited.start(asked)
+            except Problem as problem:
+                return problem.status == 429 and "wait for decisions" in problem.detail
+            return False
+
+        await eventually(is_refused, 30, "no more starts")
+        following.cancel()
+        await asyncio.wait({following})
+
+
 async def test_the_runs_of_a_workflow_do_not_fail_at_the_limit_of_open_runs(
     nats_server: NatsServer,
 ) -> None:
     async with connected(nats_server.url) as bus:
-        limited = Starter(
-            bus,
-            OpenRuns(bus, 1, 0),
-            SessionShards(bus, (AGENT.id,)),
-            callers_known=True,
-            max_runs_per_root=1000,
-        )
+        limited = starter(bus, max_open_runs_per_user=1)
         await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), (), "")))
         with pytest.raises(Problem, match="cancel some") as refused:
             await limited.start(Start(AGENT, "Hello", None, RunUser("bob", (), (), "")))

@@ -1,4 +1,5 @@
-"""A service consumes the messages of every shard, until it stops."""
+"""A service consumes the messages of every shard, answers requests and repeats work, until it
+stops."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.bus import Bus, Consumer, Stored, streams, subjects
+from penstock.bus import Bus, BusUnavailable, Consumer, Msg, Stored, streams, subjects
 from penstock.bus.admin.migrate import reshard
 from penstock.bus.shards import new_run_id
 from penstock.service import Context, Service
@@ -76,3 +77,32 @@ async def test_a_service_that_stops_gives_back_what_it_has_not_finished(
     await other.has(run_id)
     await other.stop()
     assert service.runs == [run_id]
+
+
+async def test_a_service_answers_requests_until_it_takes_no_more_messages(
+    service: Counting,
+) -> None:
+    async def handle(request: Msg) -> None:
+        await request.respond(request.data)
+
+    await service.answer(subjects.control("*"), handle)
+    asked = subjects.control("a-run")
+    assert (await service.bus.request(asked, b"?", 10)).data == b"?"
+    await service.stop_consuming()
+    with pytest.raises(BusUnavailable, match="nobody answers"):
+        await service.bus.request(asked, b"?", 10)
+
+
+async def test_what_a_service_repeats_goes_on_although_the_bus_did_not_answer(
+    service: Counting,
+) -> None:
+    calls: list[bool] = []
+
+    async def work() -> None:
+        calls.append(True)
+        if len(calls) == 1:
+            raise BusUnavailable("away")
+
+    service.repeat("work", 0.01, work)
+    await eventually(lambda: asyncio.sleep(0, len(calls) >= 3), 30, "three calls")
+    await service.cancel("work")

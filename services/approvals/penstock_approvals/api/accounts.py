@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
@@ -18,7 +17,7 @@ from penstock.budgets.admission import CurrentBudgets
 from penstock.budgets.model import Budget, Dimension, Per
 from penstock.bus import Bus, Entry
 from penstock.bus.records import BudgetAccount
-from penstock.web.answers import cursor_of, cursor_parts, json_answer
+from penstock.web.answers import cursor_of, cursor_parts, json_answer, page_after
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_query
 from penstock.web.operation import Operation, in_query, json, serves
@@ -107,12 +106,8 @@ class AccountsApi:
         async with self._turns.of(who.tenant_user):
             entries = await self._bus.bucket(BUCKET).entries("account.*")
             found = await self.found(entries, who, query)
-        begin = 0
-        if query.after is not None:
-            last = cursor_parts(query.after, str, str, str)
-            begin = bisect.bisect_right(found, last, key=_place)
-        page = found[begin : begin + query.limit]
-        more = len(found) > begin + len(page)
+        after = cursor_parts(query.after, str, str, str) if query.after is not None else None
+        page, more = page_after(found, after, query.limit, _place)
         following = cursor_of(*_place(page[-1])) if more else None
         return json_answer(AccountPage(accounts=page, next=following).model_dump(mode="json"))
 
@@ -127,7 +122,7 @@ class AccountsApi:
                 await asyncio.sleep(0)
             account = BudgetAccount.model_validate_json(entry.value)
             budget = by_id.get(account.budget)
-            is_seen = who.owners is None or account.user in who.owners
+            is_seen = who.may_see_runs_of(account.user or "")
             if not is_seen or budget is None or not is_current(account, now):
                 continue
             is_wanted = query.budget in (None, budget.id)

@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from penstock.web.auth import Identity, identity_of
+from penstock.web.auth import identity_of
 from penstock.web.bodies import read_body, require_json
 from penstock.web.operation import NULLABLE, Json, Operation, a_list, an_object, in_path
 from penstock.web.problems import Problem, invalid
-from penstock_automations.rules.records import CompiledRule, RuleRecord
+from penstock_automations.rules.records import CompiledRule
 from penstock_automations.rules.store import RuleStore
 
 B = TypeVar("B", bound=BaseModel)
@@ -27,17 +27,12 @@ operation = partial(Operation, tag="automations", scopes=("automate",))
 RULE_ID: Final = in_path("rule_id", "The rule's id")
 
 
-def may_use(who: Identity, record: RuleRecord) -> bool:
-    """Return whether the caller may see and change a rule, as its owner or as an administrator."""
-    return record.owner.user_id == who.user_id or who.has_scope("administer")
-
-
 async def found_rule(request: Request, store: RuleStore) -> CompiledRule:
     """Return the rule that the path names. Raises Problem 404, also for another user's rule."""
     rule_id = request.path_params["rule_id"]
     # A client can send any id, also one with characters that the bus does not allow in a key.
     rule = await store.get(rule_id) if RULE_NAME.fullmatch(rule_id) else None
-    if rule is None or not may_use(identity_of(request), rule.record):
+    if rule is None or not identity_of(request).manages(rule.record.owner.user_id):
         raise Problem(404, f"there is no automation {rule_id}")
     return rule
 

@@ -42,7 +42,6 @@ from penstock_automations.api.common import (
     RULE_NAME,
     a_page,
     found_rule,
-    may_use,
     operation,
     time_of,
 )
@@ -322,8 +321,7 @@ class Deliveries:
     async def endpoints(self, request: Request) -> Response:
         who = identity_of(request)
         found = await endpoints_of(self._bus)
-        everything = who.has_scope("administer")
-        shown = [each for each in found if everything or each.owner == who.user_id]
+        shown = [each for each in found if who.manages(each.owner)]
         now = timestamp(int(self._bus.clock.time() * 1000))
         return json_answer({"endpoints": [_shown_endpoint(each, now) for each in shown]})
 
@@ -337,7 +335,7 @@ class Deliveries:
     async def _own(self, request: Request) -> list[CompiledRule]:
         who = identity_of(request)
         await self._current.refresh()
-        return [rule for rule in self._current.all() if may_use(who, rule.record)]
+        return [rule for rule in self._current.all() if who.manages(rule.record.owner.user_id)]
 
     async def _visible(self, request: Request) -> Names:
         """Return the rules with the id in the path that the caller may see, also deleted rules.
@@ -356,11 +354,7 @@ class Deliveries:
     async def _deleted(self, request: Request, rule_id: str) -> Names:
         who = identity_of(request)
         found = await deleted_rules(self._bus, rule_id)
-        return frozenset(
-            (each.rule, each.uid)
-            for each in found
-            if each.owner == who.user_id or who.has_scope("administer")
-        )
+        return frozenset((each.rule, each.uid) for each in found if who.manages(each.owner))
 
     async def _listed(self, request: Request, rules: Names) -> Response:
         query = read_query(request, Query)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.validation import Part
-from penstock.web.answers import cursor_of, cursor_parts, json_answer
+from penstock.web.answers import cursor_of, cursor_parts, json_answer, page_after
 from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import ignore_body, read_json, read_query
 from penstock.web.operation import (
@@ -44,7 +43,6 @@ from penstock_automations.api.common import (
     RULE_ID,
     a_page,
     found_rule,
-    may_use,
     operation,
     optional_body,
     time_of,
@@ -105,14 +103,11 @@ class Rules:
         query = read_query(request, Query)
         who = identity_of(request)
         await self._rules.current.refresh()
-        own = [each for each in self._rules.current.stored() if may_use(who, each.record)]
+        stored = self._rules.current.stored()
+        own = [each for each in stored if who.manages(each.record.owner.user_id)]
         own.sort(key=lambda rule: rule.id)
-        begin = 0
-        if query.after is not None:
-            [last] = cursor_parts(query.after, str)
-            begin = bisect.bisect_right(own, last, key=lambda rule: rule.id)
-        page = own[begin : begin + query.limit]
-        more = len(own) > begin + len(page)
+        [after] = cursor_parts(query.after, str) if query.after is not None else (None,)
+        page, more = page_after(own, after, query.limit, lambda rule: rule.id)
         shown = [shown_rule(rule.record) for rule in page]
         if query.outcomes_since is not None:
             since = int(time_of(query.outcomes_since, "outcomes_since").timestamp() * 1000)

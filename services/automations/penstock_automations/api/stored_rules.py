@@ -16,7 +16,7 @@ from penstock.web.auth import Identity, identity_of
 from penstock.web.auth.limits import limited
 from penstock.web.problems import Problem
 from penstock_automations.api.bodies import ApiRule, shown_rule, without_read_only
-from penstock_automations.api.common import RULE_NAME, found_rule, may_use
+from penstock_automations.api.common import RULE_NAME, found_rule
 from penstock_automations.rules.check import InvalidRule, missing_right, read_rule
 from penstock_automations.rules.draft import Draft
 from penstock_automations.rules.hidden import with_restored_secrets
@@ -117,7 +117,8 @@ class StoredRules:
         rule_id = value.get("id")
         is_id = isinstance(rule_id, str) and RULE_NAME.fullmatch(rule_id)
         stored = await self.store.get(rule_id) if is_id else None
-        mine = stored if stored is not None and may_use(who, stored.record) else None
+        is_mine = stored is not None and who.manages(stored.record.owner.user_id)
+        mine = stored if is_mine else None
         asked, warnings = self.read(value, mine.record.rule if mine is not None else None)
         owner = owner_of(who)
         everybody = matches_all_users(asked.all_users, owner, may_see_all_runs(owner))

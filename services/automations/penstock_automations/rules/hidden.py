@@ -9,24 +9,20 @@ one rule cannot be put into another.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import orjson
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic import BaseModel
 
+from penstock.bus.sealing import cipher
 from penstock_automations.rules.draft import Problem
 from penstock_automations.rules.model import Hook, Rule
 from penstock_automations.rules.records import RuleRecord
 from penstock_automations.rules.secrets import HIDDEN, WRITE_ONLY, new_secret, new_token, origin_of
 
 _SEALED: Final = "sealed"
-_NONCE_BYTES: Final = 12
 
 
 def with_hidden_secrets(model: BaseModel) -> dict[str, Any]:
@@ -178,7 +174,7 @@ class RuleKeys:
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         keys = [hashlib.sha256(b"penstock rules " + text.encode()).digest() for text in texts]
-        self._keys = {hashlib.sha256(key).hexdigest()[:8]: AESGCM(key) for key in keys}
+        self._keys = {hashlib.sha256(key).hexdigest()[:8]: cipher(key) for key in keys}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -191,9 +187,8 @@ class RuleKeys:
         for path, _ in secrets:
             set_at(fields["rule"], path, HIDDEN)
         key_id, key = next(iter(self._keys.items()))
-        nonce = os.urandom(_NONCE_BYTES)
-        sealed = key.encrypt(nonce, orjson.dumps(secrets), _identity(fields))
-        fields[_SEALED] = f"{key_id}.{base64.b64encode(nonce + sealed).decode()}"
+        sealed = key.encrypt(orjson.dumps(secrets), _identity(fields))
+        fields[_SEALED] = f"{key_id}.{base64.b64encode(sealed).decode()}"
         return orjson.dumps(fields)
 
     def parse(self, value: bytes) -> RuleRecord:
@@ -222,9 +217,8 @@ class RuleKeys:
                 "does not have: add the key"
             )
         try:
-            data = base64.b64decode(text, validate=True)
-            opened = key.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], identity)
-        except (InvalidTag, binascii.Error, ValueError):
+            opened = key.decrypt(base64.b64decode(text, validate=True), identity)
+        except ValueError:
             raise CannotOpen("its encrypted secrets were changed: write the rule again") from None
         found: list[tuple[list[Any], str]] = orjson.loads(opened)
         return found

@@ -37,8 +37,8 @@ async def session_of(
     if caller.grant is not None:
         caller.grant.check_session(session_id)
     owner = acting_user(caller, request.query_params.get("user_id"))
-    agents = edge.shards.agents if agent is None else (agent_by_id(edge.config, agent).id,)
-    shard = await edge.shards.of(owner, session_id)
+    agents = edge.starter.shards.agents if agent is None else (agent_by_id(edge.config, agent).id,)
+    shard = await edge.starter.shards.of(owner, session_id)
     return Session(owner, session_id, agents, any_agent=agent is None, shard=shard)
 
 

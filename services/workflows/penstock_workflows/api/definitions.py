@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from penstock.bus.records import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import find_workflow
 from penstock.settings import Config
-from penstock.web.answers import json_answer
+from penstock.web.answers import json_answer, page_after
 from penstock.web.auth import acting_user, identity_of
 from penstock.web.auth.identity import require
 from penstock.web.bodies import ignore_body, read_model, read_query
@@ -125,13 +124,9 @@ class Definitions:
     async def index(self, request: Request) -> Response:
         query = read_query(request, Query)
         found = await self._store.workflows()
-        begin = 0
-        if query.after is not None:
-            begin = bisect.bisect_right(found, query.after, key=lambda each: each.name)
-        page = found[begin : begin + query.limit]
+        page, more = page_after(found, query.after, query.limit, lambda each: each.name)
         wanted = [(each.name, each.latest.version) for each in page if each.latest.version]
         records = await self._store.many(wanted)
-        more = len(found) > begin + len(page)
         return json_answer(
             {
                 "workflows": [

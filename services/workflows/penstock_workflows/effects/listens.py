@@ -51,7 +51,7 @@ DURABLE: Final = "workflows-listen"
 NOTHING: Final = "custom.none.none"  # a subject without messages
 MAX_PENDING: Final = 10_000
 LEASE_TTL_S, LEASE_WAIT_S, CHECK_S = 5.0, 30.0, 0.05
-TIDY_S: Final = 30.0
+TIDY_S: Final = 30.0  # seconds between two calls of `remove_unused_types`
 _STREAM: Final = f"KV_{BUCKET}"
 
 
@@ -241,15 +241,10 @@ class Listens:
             self._declared = types
 
     async def remove_unused_types(self) -> None:
-        """Every 30 seconds, remove the types for which no step listens any more."""
-        while True:
-            await asyncio.sleep(TIDY_S)
-            try:
-                await self._read_on()
-                if self._declared - self._by_type.keys():
-                    await self.update_consumers()
-            except BusUnavailable as error:
-                log.warning("unused types are removed from the consumers later: %s", error)
+        """Remove the types for which no step listens any more. Raises BusError."""
+        await self._read_on()
+        if self._declared - self._by_type.keys():
+            await self.update_consumers()
 
     async def _declare(self, stream: str, types: frozenset[str]) -> None:
         patterns = [subjects.event(type_, "*") for type_ in sorted(types)] or [NOTHING]

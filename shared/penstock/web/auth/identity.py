@@ -67,22 +67,26 @@ class Identity:
         return permission in self.scopes
 
     def may_see_runs_of(self, owner: str) -> bool:
-        """Return whether the caller may see the runs of this owner.
+        owners = self.owners
+        return owners is None or owner in owners
+
+    @property
+    def owners(self) -> frozenset[str] | None:
+        """The users whose runs the caller may see; None for all users.
 
         A caller may see its own runs. With the scope `act-as` or `administer`, a caller may see all
         runs. A caller with a stream token that names users may see only the runs of these users.
         """
         if self.grant is not None and self.grant.users:
-            return self.grant.includes_user(owner)
-        return owner == self.user_id or self.has_scope("act-as") or self.has_scope("administer")
+            named = self.grant.users
+            return None if EVERYBODY in named else frozenset(named)
+        sees_all = self.has_scope("act-as") or self.has_scope("administer")
+        return None if sees_all else frozenset({self.user_id})
 
-    @property
-    def owners(self) -> frozenset[str] | None:
-        """The users whose runs the caller may see; None for all users."""
-        named = self.grant.users if self.grant is not None else ()
-        if EVERYBODY in named or self.has_scope("act-as") or self.has_scope("administer"):
-            return None
-        return frozenset(named or {self.user_id})
+    def manages(self, owner: str) -> bool:
+        """Return whether the caller may see and change what this user has made, such as a rule or a
+        token: the user itself may, and everybody with the scope `administer`."""
+        return owner == self.user_id or self.has_scope("administer")
 
     def run_user(self, user_id: str) -> RunUser:
         """Return the user of a run that the caller starts, and who is behind the run besides.

@@ -181,7 +181,7 @@ class StreamTokens:
 
     async def _managed(self, identity: Identity, token_id: str) -> Found[StreamToken]:
         found = await self._records.get(token_id)
-        if found is None or not _manages(identity, found.record):
+        if found is None or not identity.manages(found.record.user_id):
             raise Problem(404, "there is no such stream token")
         return found
 
@@ -197,10 +197,6 @@ class StreamTokens:
         # The store finds tokens with an index, which may be older than the values. So the user of
         # each value is checked again.
         return [each for each in records if user_id in (None, each.user_id)]
-
-
-def _manages(identity: Identity, token: StreamToken) -> bool:
-    return token.user_id == identity.user_id or identity.has_scope("administer")
 
 
 def _check_reach(identity: Identity, users: Sequence[str]) -> None:

@@ -116,7 +116,7 @@ class Legacy:
         if found is not None:
             return await self._follow(*found)
         if after is not None:
-            shard = await self._edge.shards.of(named.user_id, named.id)
+            shard = await self._edge.starter.shards.of(named.user_id, named.id)
             await start_after(
                 self._edge.bus, after, shard=shard
             )  # raises 410 if the cursor's event is lost
@@ -158,7 +158,7 @@ class Legacy:
 
     async def _run_at(self, named: NamedSession, sequence: int) -> str | None:
         """Return None if the event with this sequence has expired."""
-        shard = await self._edge.shards.of(named.user_id, named.id)
+        shard = await self._edge.starter.shards.of(named.user_id, named.id)
         found, _ = await read(self._edge.bus, events_of(shard), ">", sequence, 1)
         if not found or found[0].sequence != sequence:
             return None

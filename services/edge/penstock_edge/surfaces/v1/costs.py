@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from penstock.web.answers import page_after
 from penstock.web.auth import identity_of
 from penstock.web.operation import (
     JSON,
@@ -111,11 +112,9 @@ class CostSums(Handlers):
         total = Costs()
         for costs in found.values():
             total.merge(costs)
-        names = sorted(
-            name for name in found if name > query.get("after", "") or "after" not in query
-        )
-        rows = [{group: name, **found[name].shown()} for name in names[:limit]]
-        following = names[limit - 1] if len(names) > limit else None
+        names, more = page_after(sorted(found), query.get("after"), limit, lambda name: name)
+        rows = [{group: name, **found[name].shown()} for name in names]
+        following = names[-1] if more else None
         if form == "csv":
             headers = {"penstock-next": following} if following is not None else {}
             return Response(_csv(group, rows), media_type=CSV, headers=headers)
