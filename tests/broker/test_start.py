@@ -15,9 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.service.key_service import wrapped_key
 from support.drive.bus import make_streams
 from support.drive.short import in_short
 from support.drive.waiting import eventually
+from support.fakes.key_service import TOKEN, Transit, settings_for
+from support.fakes.misbehaving import misbehaving
 from support.real import servers
 from support.real.nats import NatsServer
 from support.real.ports import free_port
@@ -114,11 +117,32 @@ async def test_a_service_waits_for_an_unavailable_nats_and_stays_live(tmp_path: 
             nats.remove()
 
 
+async def test_a_service_waits_for_the_key_service_at_its_start_and_not_later(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    await make_streams(fresh_nats.url)
+    port, keys = free_port(), Transit()
+    async with misbehaving(port) as kms:
+        kms.other = keys
+        settings = settings_for(kms.url)
+        word = await wrapped_key(settings)
+    named = {"content_keys": word, "kms_url": str(settings.kms_url), "kms_token": TOKEN}
+    async with starting(tmp_path, fresh_nats.url, **named) as service:
+        await service.until(503, f"the key service at http://127.0.0.1:{port} does not answer")
+        assert await service.lives()
+        async with misbehaving(port) as kms:
+            kms.other = keys
+            await service.until(200)
+        assert (await service.readiness())[0] == 200
+
+
 @pytest.mark.chaos
 async def test_while_it_waits_it_says_why_and_can_be_stopped(tmp_path: Path) -> None:
     async with starting(tmp_path, "nats://127.0.0.1:1") as service:
         await service.until(503, "cannot connect to NATS at nats://127.0.0.1:1")
-        (line,) = [line for line in service.log if "approvals waits for NATS" in line]
+        (line,) = [
+            line for line in service.log if "approvals waits: cannot connect to NATS" in line
+        ]
         assert "refused" in line
         service.process.popen.terminate()
         assert await service.ended() == 0

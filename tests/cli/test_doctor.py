@@ -264,6 +264,18 @@ def test_faults_of_a_real_deployment(nats: str, tmp_path: Path) -> None:
     assert "egde" in found["values"]
 
 
+def test_a_key_service_that_is_away_is_a_finding_and_everything_else_is_checked(
+    nats: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", "kms:0123abcd:vault:v1:wrapped")
+    monkeypatch.setenv("PENSTOCK_KMS_URL", "http://127.0.0.1:9/v1/transit/keys/penstock")
+    code, findings = said("--nats", nats)
+    assert code == 1
+    ((check, text),) = wrong(findings).items()
+    assert check == "content"
+    assert text.startswith("the key service at http://127.0.0.1:9 does not answer")
+
+
 async def test_users_that_may_do_less_or_more_than_the_table_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

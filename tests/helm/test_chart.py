@@ -580,6 +580,24 @@ def test_every_service_exports_spans_to_the_collector_and_may_reach_it() -> None
         assert not [name for name in environment(each) if name.startswith("OTEL_")]
 
 
+def test_every_service_may_reach_the_service_that_opens_its_content_keys() -> None:
+    policies, bao = (
+        of_kind("everything", "NetworkPolicy"),
+        {"kubernetes.io/metadata.name": "openbao"},
+    )
+    for name, each in of_kind("everything", "Deployment").items():
+        url = environment(each)["PENSTOCK_KMS_URL"]
+        assert url == "https://bao.openbao:8200/v1/transit/keys/penstock"
+        allowed = [
+            rule["ports"]
+            for rule in policies[name]["spec"]["egress"]
+            if rule.get("to") == [{"namespaceSelector": {"matchLabels": bao}}]
+        ]
+        assert allowed == [[{"protocol": "TCP", "port": 8200}]]
+    for each in of_kind("default", "Deployment").values():
+        assert not [name for name in environment(each) if name.startswith("PENSTOCK_KMS_")]
+
+
 def test_exactly_one_makes_the_streams() -> None:
     made = {
         rendering: (bool(of_kind(rendering, "Job")), bool(of_kind(rendering, "Stream")))

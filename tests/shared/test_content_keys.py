@@ -33,6 +33,7 @@ def test_keys_come_from_the_variable_and_from_files_in_their_order(
         (f"{FIRST},none,{SECOND}", "at least 32 bytes"),
         ("none", "needs a key beside it"),
         ("none,none", "needs a key beside it"),
+        ("kms:vault:v1:AAAAAAAAAAAAAAAAAAAAAAAA", "`kms:<id>:<ciphertext>`"),
         ("file:/nowhere/keys", "cannot read the keys in /nowhere/keys"),
     ],
 )
@@ -44,3 +45,18 @@ def test_what_is_no_key_is_refused_by_the_name_of_the_variable(
         read_settings(Settings)
     assert FIRST not in str(refused.value)
     assert "too-short" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://bao:8200", "https://bao/v1/transit/decrypt/k", "bao/v1/a/keys/b"]
+)
+def test_the_key_service_is_named_by_the_url_of_its_key(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KMS_URL", "https://bao:8200/v1/team/transit/keys/penstock")
+    assert read_settings(Settings).kms_url is not None
+    monkeypatch.setenv("PENSTOCK_KMS_URL", "")
+    assert read_settings(Settings).kms_url is None
+    monkeypatch.setenv("PENSTOCK_KMS_URL", url)
+    with pytest.raises(ConfigurationError, match="PENSTOCK_KMS_URL: must be the URL of a key"):
+        read_settings(Settings)

@@ -402,12 +402,9 @@ class MasterKeys:
         texts = tuple(texts)
         self.seals = bool(texts) and texts[0] != NONE
         self.refuses_clear = bool(texts) and NONE not in texts
-        secrets = [
-            hashlib.sha256(b"penstock content " + text.encode()).digest()
-            for text in texts
-            if text != NONE
-        ]
-        self._keys = {_fingerprint(secret, 4).hex(): cipher(secret) for secret in secrets}
+        self._keys = {
+            master_id(text): cipher(_master_secret(text)) for text in texts if text != NONE
+        }
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -461,6 +458,15 @@ def _wrapped_as(run_id: str, since: str | None) -> bytes:
     """Return what is authenticated with a wrapped key, so that nobody else lets content in clear
     pass by changing the time."""
     return run_id.encode() if since is None else f"{run_id} {since}".encode()
+
+
+def master_id(text: str) -> str:
+    """Return the id of an operator's key, which KEYS has beside what the key wraps."""
+    return _fingerprint(_master_secret(text), 4).hex()
+
+
+def _master_secret(text: str) -> bytes:
+    return hashlib.sha256(b"penstock content " + text.encode()).digest()
 
 
 def master_of(value: bytes) -> str:

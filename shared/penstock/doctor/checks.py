@@ -304,7 +304,8 @@ CHECKS: Final = (
     Check(
         "content",
         "the newest content is not sealed, or is sealed with a key of PENSTOCK_CONTENT_KEYS",
-        "give every service and this command the same keys (docs/privacy.md)",
+        "give every service and this command the same keys, and the same key service if it opens "
+        "them (docs/privacy.md)",
         _content,
     ),
     Check(

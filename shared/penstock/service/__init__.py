@@ -5,6 +5,7 @@ The command `python -m penstock_<name>` calls `main` with the service's class.
 
 from penstock.service.connecting import bus_settings, connect, pod_name
 from penstock.service.consumption import Consumption
+from penstock.service.key_service import open_content_keys
 from penstock.service.process import main, serve
 from penstock.service.service import Context, Service, routes_on_bus
 from penstock.service.stopping import Stop, drain, stop, stop_on_signals
@@ -18,6 +19,7 @@ __all__ = [
     "connect",
     "drain",
     "main",
+    "open_content_keys",
     "pod_name",
     "routes_on_bus",
     "serve",

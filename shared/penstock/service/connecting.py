@@ -19,6 +19,7 @@ from penstock.bus.admin.permissions import inbox_prefix
 from penstock.bus.connection.settings import Tls
 from penstock.bus.state import losses
 from penstock.bus.streams import Retention
+from penstock.service.key_service import is_wrapped, open_content_keys
 from penstock.service.service import Context, Service
 from penstock.settings import Config, Settings, nats_login
 from penstock.settings.keep import Keep, parse_keep
@@ -37,8 +38,11 @@ def bus_settings(settings: Settings, name: str, user: str, *, repairs: bool = Fa
     """Return the settings of a connection of this name, with the password and inboxes of the user.
 
     With `repairs`, the connection repairs streams that have lost their end. Raises
-    ConfigurationError if the password of the user cannot be read.
+    ConfigurationError if the password of the user cannot be read. The content keys must be open
+    (`open_content_keys`): sealing with a wrapped one, which is no secret, would hide nothing.
     """
+    if any(map(is_wrapped, settings.content_keys)):
+        raise ValueError("content keys must be opened before a connection has them")
     login, password = nats_login(settings, user)
     return BusSettings(
         url=settings.nats_url,
@@ -66,7 +70,7 @@ def retention(keep: Keep, replicas: int = 1, shards: int = 1) -> Retention:
 
 @dataclass(slots=True)
 class Waiting:
-    """Answers probes for a service while the service waits for NATS."""
+    """Answers probes for a service while the service waits for NATS, or for its content keys."""
 
     name: str
     not_ready: list[str] = field(default_factory=lambda: ["it connects to NATS"])
@@ -79,10 +83,11 @@ async def connect(
     config: Config,
     waiting: Waiting | None = None,
 ) -> Context:
-    """Connect to NATS, for up to `nats_wait_s`; return the service's context with the connection.
+    """Open the content keys and connect to NATS, for up to `nats_wait_s`; return the service's
+    context with the connection.
 
     Raises:
-        StartUpError: NATS cannot be used, or did not become reachable in time.
+        StartUpError: NATS or the key service cannot be used, or was not reachable in time.
         ConfigurationError: the password of the NATS user cannot be read.
     """
     pod = pod_name(service_type.name)
@@ -90,13 +95,14 @@ async def connect(
     while True:
         try:
             service = service_type.name
+            settings = await open_content_keys(settings)
             wanted = bus_settings(settings, pod, service, repairs=service_type.repairs_streams)
             bus = await Bus.connect(wanted)
             break
         except NotThereYet as error:
             if time.monotonic() >= until:
                 raise
-            log.warning("%s waits for NATS: %s", service_type.name, error)
+            log.warning("%s waits: %s", service_type.name, error)
             if waiting is not None:
                 waiting.not_ready = [str(error)]
             await asyncio.sleep(CONNECT_AGAIN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ from penstock.settings.keep import parse_keep
 FILE: Final = "file:"
 MIN_KEY_BYTES: Final = 32
 NONE: Final = "none"  # beside the content keys: see `penstock.bus.sealing`
+WRAPPED: Final = "kms:"  # begins a content key that a key service opens
+_WRAPPED_KEY: Final = re.compile(r"kms:[0-9a-f]{8}:\S+")
+_KMS_URL: Final = re.compile(r"https?://[^/?#\s]+/v1/[^?#\s]+/keys/[^/?#\s]+")
 
 
 class Settings(EnvironmentSettings):
@@ -31,7 +35,8 @@ class Settings(EnvironmentSettings):
     nats_wait_s: float = Field(
         300.0,
         ge=0,
-        description="Seconds that a starting service waits for NATS to become reachable.",
+        description="Seconds that a starting service waits for NATS, and for what opens its content"
+        " keys.",
     )
     nats_user: str | None = Field(None, description="The NATS user name.")
     nats_password: str | None = Field(
@@ -66,9 +71,17 @@ class Settings(EnvironmentSettings):
         (),
         repr=False,
         description="Keys that seal the content of runs in NATS, separated by commas, each of at "
-        "least 32 characters, or `file:<path>` of a file with such keys. The first seals, all "
-        "open. `none` as the first seals nothing, and as the last takes content in clear, too. "
-        "Every service needs the same keys.",
+        "least 32 characters, or `file:<path>` of a file with such keys, or wrapped: `kms:…`. The "
+        "first seals, all open. `none` as the first seals nothing, and as the last takes content "
+        "in clear, too. Every service needs the same keys.",
+    )
+    kms_url: str | None = Field(
+        None,
+        description="The URL of the transit key of OpenBao or Vault that opens wrapped content "
+        "keys, such as `https://bao:8200/v1/transit/keys/penstock`.",
+    )
+    kms_token: str | None = Field(
+        None, repr=False, description="The token for this key, or `file:<path>`."
     )
     replicas: int = Field(1, ge=1, le=5, description="The number of replicas of each stream.")
     keep: Words = Field(
@@ -142,7 +155,7 @@ class Settings(EnvironmentSettings):
 
     @field_validator(
         *("nats_user", "nats_password", "nats_credentials", "nats_passwords", "nats_inbox_prefix"),
-        *("nats_tls_ca", "nats_tls_cert", "nats_tls_key"),
+        *("nats_tls_ca", "nats_tls_cert", "nats_tls_key", "kms_url", "kms_token"),
         mode="before",
     )
     @classmethod
@@ -153,6 +166,15 @@ class Settings(EnvironmentSettings):
     @classmethod
     def _are_content_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return content_keys(value)
+
+    @field_validator("kms_url")
+    @classmethod
+    def _is_url_of_key(cls, value: str | None) -> str | None:
+        if value is not None and not _KMS_URL.fullmatch(value):
+            raise ValueError(
+                "must be the URL of a key, such as https://bao:8200/v1/transit/keys/penstock"
+            )
+        return value
 
     @field_validator("keep")
     @classmethod
@@ -181,7 +203,10 @@ def content_keys(words: tuple[str, ...]) -> tuple[str, ...]:
         except (OSError, UnicodeError) as error:
             raise ValueError(f"cannot read the keys in {path}: {error}") from None
     keys = found[found[:1] == [NONE] : len(found) - (found[1:][-1:] == [NONE])]
-    if any(len(key.encode()) < MIN_KEY_BYTES for key in keys):
+    wrapped = [key for key in keys if key.startswith(WRAPPED)]
+    if not all(map(_WRAPPED_KEY.fullmatch, wrapped)):
+        raise ValueError("a wrapped key is `kms:<id>:<ciphertext>`: see `penstock streams wrap`")
+    if any(len(key.encode()) < MIN_KEY_BYTES for key in keys if key not in wrapped):
         raise ValueError(f"each key must have at least {MIN_KEY_BYTES} bytes")
     if found and not keys:
         raise ValueError("`none` needs a key beside it: without keys, leave the variable empty")

@@ -224,6 +224,15 @@ def test_who_sees_all_runs_waits_for_no_search_through_those_that_do_not_fit(
     assert steps(others=400) < 2 * steps(others=4)
 
 
+def test_a_text_that_a_record_has_lost_is_nowhere_in_the_memory_of_the_index() -> None:
+    rows, runs = RunRows(), [new_run_id() for _ in range(500)]
+    for sequence, message in enumerate(("a planted text, as an erasure takes it out", ""), 1):
+        for run_id in runs:
+            value = {**OLDEST, "run_id": run_id, "user_id": "ada", "message": message}
+            rows.put([Change(run_id, orjson.dumps(value), sequence, "")])
+        assert (b"planted" in rows.db.serialize()) == bool(message)
+
+
 def test_texts_are_searched_by_no_index_that_lacks_them() -> None:
     """To look each row up would take three times as long."""
     rows, sent = RunRows(), list[str]()

@@ -284,3 +284,9 @@ PENSTOCK_MAX_RING_BYTES: {{ mul (min 256 (div $own (mul 4 $share))) $mib | quote
 {{- end }}
 {{- end -}}
 {{- end }}
+
+{{/* The port of a URL. */}}
+{{- define "penstock.portOf" -}}
+{{- $url := urlParse . }}
+{{- regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary "443" "80" (eq $url.scheme "https")) }}
+{{- end }}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,8 +43,10 @@ def doctor(
 
     The check changes nothing and starts no run. The exit code is 1 if something is wrong.
     """
-    from penstock.doctor import checks, nats_facts  # noqa: PLC0415 - takes long to import
+    from penstock.bus import StartUpError  # noqa: PLC0415 - takes long to import, as all here
+    from penstock.doctor import checks, nats_facts  # noqa: PLC0415
     from penstock.doctor.facts import Facts  # noqa: PLC0415
+    from penstock.service import open_content_keys  # noqa: PLC0415
     from penstock.settings import Settings, read_settings  # noqa: PLC0415
     from penstock.settings.keep import parse_keep  # noqa: PLC0415
     from penstock_cli.operations import connection  # noqa: PLC0415
@@ -53,9 +55,18 @@ def doctor(
     output = Output(as_json)
     places = gather.Places(config, probe or (), values or (), chart)
     found: list[Facts] = []
+    unopened: list[str] = []
+
+    async def opened(settings: Settings) -> Settings:
+        try:
+            return await open_content_keys(settings)
+        except StartUpError as error:  # a finding: the other checks need no content
+            unopened.append(str(error))
+            return settings.model_copy(update={"content_keys": ()})
 
     async def look(bus: Bus) -> int:
-        found.append(await nats_facts.in_nats(bus, parse_keep(settings.keep)))
+        facts = await nats_facts.in_nats(bus, parse_keep(settings.keep))
+        found.append(replace(facts, content=unopened[0]) if unopened else facts)
         return connection.DONE
 
     def refused(reason: str) -> int:
@@ -64,7 +75,12 @@ def doctor(
 
     with configuration(output):
         settings = read_settings(Settings)
-        connection.run(look, output, nats, data, streams_may_be_missing=True, refused=refused)
+        connection.run(
+            *(look, output, nats, data),
+            streams_may_be_missing=True,
+            refused=refused,
+            opened=opened,
+        )
         if nats is not None:
             settings = settings.model_copy(update={"nats_url": nats})
         facts = asyncio.run(gather.outside_nats(found[-1], settings, places))

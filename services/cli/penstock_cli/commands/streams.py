@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,9 +21,11 @@ from penstock.bus.admin.migrate import repartition, reshard
 from penstock.bus.admin.rewrap import rewrap
 from penstock.bus.errors import ApiError
 from penstock.bus.streams import EVENTS, kind_and_shard
-from penstock_cli.commands.options import operator
+from penstock.service.key_service import wrapped_key
+from penstock.settings import ConfigurationError, Settings, read_settings
+from penstock_cli.commands.options import AsJson, operator
 from penstock_cli.operations import erasures as repeated_erasures
-from penstock_cli.operations.connection import DONE
+from penstock_cli.operations.connection import DONE, USAGE
 from penstock_cli.terminal.output import Output
 
 # The index of a backup. This file is written last, so a folder without it is no complete backup.
@@ -253,6 +256,29 @@ async def list_erasures(bus: Bus, output: Output) -> int:
             seen.add(each["run_id"])
             output.result(each, f"{each['run_id']}: erased at {each['at']} by {each['by']}")
     return DONE
+
+
+@app.command("wrap")
+def wrap_key(
+    present: Annotated[
+        bool,
+        typer.Option(
+            "--present", help="Wrap the first of PENSTOCK_CONTENT_KEYS, in place of a new key."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a key for PENSTOCK_CONTENT_KEYS that only the key of PENSTOCK_KMS_URL can open.
+
+    With `--present`, what is sealed stays as it is (docs/operate/rotate.md).
+    """
+    output = Output(as_json)
+    try:
+        word = asyncio.run(wrapped_key(read_settings(Settings), present=present))
+    except (ConfigurationError, StartUpError) as error:
+        output.notice(f"penstock: {error}")
+        raise typer.Exit(USAGE) from None
+    output.result({"content_key": word}, word)
 
 
 @app.command("rewrap")

@@ -22,7 +22,13 @@ from penstock.bus import Bus, BusError
 from penstock.bus.admin import subscribers
 from penstock.bus.admin.permissions import OPERATOR, SUBSCRIBER
 from penstock.bus.state.leases import end_all
-from penstock.service import Service, bus_settings, serve, stop_on_signals
+from penstock.service import (
+    Service,
+    bus_settings,
+    open_content_keys,
+    serve,
+    stop_on_signals,
+)
 from penstock.settings import (
     AgentConfig,
     Config,
@@ -150,6 +156,7 @@ async def _run(
             nats = EmbeddedNats(options.data, options.nats_sync, options.nats_port, settings.shards)
             stack.push_async_callback(nats.stop)
             await nats.start()
+            settings = await open_content_keys(settings)
             settings = as_embedded(settings, nats.url, options.data)
             await _prepare(settings, forget_demo=rules is None)
         async with asyncio.TaskGroup() as group:

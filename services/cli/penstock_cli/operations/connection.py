@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.bus import Bus, BusError, StartUpError
 from penstock.bus.admin.permissions import OPERATOR
-from penstock.service import bus_settings
+from penstock.service import bus_settings, open_content_keys
 from penstock.settings import ConfigurationError, Settings, read_settings
 from penstock_cli.local import embedded_nats
 from penstock_cli.terminal.output import Output
@@ -28,6 +28,7 @@ def run(
     *,
     streams_may_be_missing: bool = False,
     refused: Callable[[str], int] | None = None,
+    opened: Callable[[Settings], Awaitable[Settings]] = open_content_keys,
 ) -> int:
     """Connect as the operator, do the work, and return the exit code.
 
@@ -35,11 +36,11 @@ def run(
     gets the reason and returns the exit code.
 
     `nats` is the URL of the server. If `nats` is None, the URL is taken from PENSTOCK_NATS_URL, or
-    from a running `penstock up` that uses the folder `data`.
+    from a running `penstock up` that uses the folder `data`. `opened` opens the content keys.
     """
     try:
         with _only_errors_logged():
-            return asyncio.run(_connected(work, nats, data, streams_may_be_missing))
+            return asyncio.run(_connected(work, nats, data, streams_may_be_missing, opened))
     except (ConfigurationError, StartUpError) as error:
         if refused is not None:
             return refused(str(error))
@@ -69,8 +70,9 @@ async def _connected(
     nats: str | None,
     data: Path,
     streams_may_be_missing: bool,
+    opened: Callable[[Settings], Awaitable[Settings]],
 ) -> int:
-    settings = read_settings(Settings)
+    settings = await opened(read_settings(Settings))
     if nats is not None:
         settings = settings.model_copy(update={"nats_url": nats})
     elif "PENSTOCK_NATS_URL" not in os.environ and (url := embedded_nats.running(data)):

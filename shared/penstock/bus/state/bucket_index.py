@@ -292,6 +292,8 @@ class IndexRows:
         )
         self._table = table
         self.db.execute("PRAGMA journal_mode = OFF")  # a batch that fails is put again as a whole
+        # Otherwise texts of rows that were updated or deleted would stay in this memory.
+        self.db.execute("PRAGMA secure_delete = ON")
         for statement in statements:
             self.db.execute(statement)
         self.db.execute(f"CREATE INDEX {table}_by_seq ON {table}(seq)")

@@ -117,7 +117,10 @@ async def _users(settings: Settings, shards: int) -> tuple[list[AnswerFact], lis
     permissions.
     """
     plain = settings.model_copy(
-        update={"nats_user": None, "nats_password": None, "nats_credentials": None}
+        update={
+            **{"nats_user": None, "nats_password": None, "nats_credentials": None},
+            "content_keys": (),
+        }
     )
     users, granted = [], []
     for user in USERS:
