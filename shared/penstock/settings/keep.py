@@ -115,10 +115,14 @@ def _age_of(kind: Kind, word: str, age: str) -> float:
 
 
 def _age_s(word: str, age: str) -> float:
+    if age.strip().endswith("m"):
+        # Who means months would lose all but the last minutes.
+        raise ValueError(f"{word}: m is not taken here: write months as 180d, and minutes as 360s")
     try:
         age_s = float(seconds_of(age))
-    except ValueError as error:
-        raise ValueError(f"{word}: {error}") from None
+    except ValueError:
+        text = "an age is a number and s, h or d, such as 180d"
+        raise ValueError(f"{word}: {text}") from None
     if not 0 < age_s <= MAX_S:
         raise ValueError(f"{word}: an age is from 1s to {text_of(MAX_S)}")
     return age_s
