@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from typing import Any, Final
 
 import orjson
@@ -37,6 +38,20 @@ log = logging.getLogger("penstock.subscribe")
 _REFERENCE: Final = re.compile(rb'\{"penstock_object":"([0-9a-f-]+)\.([0-9]{1,9})"\}')
 # Seconds before a request to edges is repeated that got no answer, for a large event or a key.
 AGAIN_S: Final = 1.0
+SAY_AGAIN_S: Final = 30.0  # seconds between two log lines about what all waiting events wait for
+
+
+class Lasting:
+    """What is not repeated in the log for each event and attempt while it lasts."""
+
+    def __init__(self) -> None:
+        self._said_at = float("-inf")
+
+    def is_to_be_said(self) -> bool:
+        if time.monotonic() - self._said_at < SAY_AGAIN_S:
+            return False
+        self._said_at = time.monotonic()
+        return True
 
 
 class Account:
@@ -56,6 +71,7 @@ class Account:
         self._content = GrantedContent(self._jetstream, self._key)
         self._grants: dict[str, Grant] = {}  # of the durable, by stream, as last seen
         self._notices: Listener | None = None  # to forget keys that were destroyed
+        self._without_edges = Lasting()
 
     @property
     def inbox_prefix(self) -> str:
@@ -139,10 +155,12 @@ class Account:
             try:
                 answer = await self._request(large_event(run_id, sequence, len(parts)), b"")
             except BusError as error:
-                log.warning(
-                    "run %s: the event %s is large, and no edge sends it: %s",
-                    *(run_id, sequence, error),
-                )
+                if self._without_edges.is_to_be_said():
+                    log.warning(
+                        "run %s: the event %s is large, and waits with all such events, since no "
+                        "edge sends it: %s",
+                        *(run_id, sequence, error),
+                    )
                 await asyncio.sleep(AGAIN_S)
                 continue
             headers = answer.headers or {}
@@ -170,7 +188,12 @@ class Account:
             try:
                 await self._content.open(stored)
             except BusError as error:
-                log.warning("%s is sealed, and no edge sends its key: %s", stored.subject, error)
+                if self._without_edges.is_to_be_said():
+                    log.warning(
+                        "%s is sealed, and waits with all such events, since no edge sends keys: "
+                        "%s",
+                        *(stored.subject, error),
+                    )
                 await asyncio.sleep(AGAIN_S)
                 continue
             if isinstance(stored.payload, Unreadable):

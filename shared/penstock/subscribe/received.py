@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Never, TypeVar
 
 from pydantic import Field
 
@@ -30,14 +30,25 @@ class ContentNeeded(LookupError):
 
 class SealedFields(dict[str, Any]):
     """The `data` of such an event in a handler that takes `Event`. Who asks for a field of the
-    event's type gets ContentNeeded, also from `get`."""
+    event's type gets ContentNeeded, also from `get`, `pop`, `setdefault` and `in`: with a default,
+    or a False, the event would be handled as one that has no such field."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> Never:
         raise ContentNeeded(f"data.{name} is sealed, and this subscriber gets no content")
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field that is there; the default is never used."""
         return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self.__missing__(str(name))
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self[name]
+        return super().pop(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +17,7 @@ from penstock.bus.errors import ContentErased
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write.objects import is_reference
 from penstock.events import Event, InvalidEvent, parse
-from penstock.subscribe.account import AGAIN_S, Account
+from penstock.subscribe.account import AGAIN_S, Account, Lasting
 from penstock.subscribe.granted import KeyRefused
 from penstock.subscribe.handlers import Handler
 from penstock.subscribe.received import ContentNeeded, Later, Reject, Sealed, SealedFields
@@ -27,8 +26,6 @@ from penstock.subscribe.settings import Limits
 log = logging.getLogger("penstock.subscribe")
 
 MAX_REASON_CHARACTERS: Final = 300
-# Seconds between two log lines that say that a handler needs the grant `content`.
-SAY_AGAIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class Work:
         self._last: dict[str, asyncio.Task[None]] = {}
         # the handlers that take `Event`, and have asked for a field of its data that was sealed
         self._needing: set[str] = set()
-        self._said_at = float("-inf")  # when the log said that a handler needs the grant `content`
+        self._without_grant = Lasting()
 
     async def take(self, delivery: Delivery, heartbeat_s: float) -> None:
         """Wait until fewer than `concurrency` events are handled; then begin to handle this one."""
@@ -203,8 +200,7 @@ class Work:
         return not handler.takes_sealed or handler.name in self._needing
 
     def _say_what_it_needs(self, delivery: Delivery, name: str) -> None:
-        if time.monotonic() - self._said_at >= SAY_AGAIN_S:
-            self._said_at = time.monotonic()
+        if self._without_grant.is_to_be_said():
             log.error(
                 "run %s: %s is sealed, and waits, since %s needs its content: the operator grants "
                 "it with `penstock subscribers grant DURABLE content`, or the handler takes "

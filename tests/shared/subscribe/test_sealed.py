@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import nats
 import orjson
@@ -28,9 +30,11 @@ from penstock.bus.write import objects
 from penstock.contract.asyncapi import headers
 from penstock.events import Data, Event
 from penstock.events.llm import ToolCall
-from penstock.subscribe import Received, Sealed
+from penstock.subscribe import Received, Sealed, account
+from penstock.subscribe.account import Account
 from penstock_edge.sources import key_requests
-from penstock_edge.sources.key_requests import PER_SECOND, KeyRequests
+from penstock_edge.sources.askers import PER_SECOND
+from penstock_edge.sources.key_requests import KeyRequests
 from penstock_edge.sources.large_events import LargeEvents
 from penstock_edge.sources.sessions import RunRecords
 from support.drive.bus import all_processed, connected, new_run_id
@@ -46,6 +50,13 @@ SECRET = "the-planted-secret"
 # of the tenant.
 ANALYST, ACME = "analyst", "acme"
 DEAF = "deaf"  # a subscriber whose user may not hear that a key was destroyed
+ASKS_FOR_CONTENT: tuple[Callable[[dict[str, Any]], object], ...] = (
+    lambda data: data["args"],
+    lambda data: data.get("args", {}),
+    lambda data: data.setdefault("args", {}),
+    lambda data: data.pop("args", {}),
+    lambda data: "args" in data,
+)
 WITHIN_S = 1.0  # the time after which an erasure must count
 
 
@@ -207,10 +218,9 @@ async def test_without_a_grant_a_handler_gets_envelopes_which_nobody_takes_for_e
     assert found == [{**each, "sealed": 1} for each in shown]
     for each in events:
         assert list(each.data) == ["sealed"]
-        with pytest.raises(LookupError, match=r"data\.args is sealed"):
-            each.data.get("args", {})
-        with pytest.raises(LookupError, match=r"data\.args is sealed"):
-            each.data["args"]
+        for ask in ASKS_FOR_CONTENT:
+            with pytest.raises(LookupError, match=r"data\.args is sealed"):
+                ask(each.data)
     assert await all_letters(sealed.bus, run_id=run_id) == []
 
 
@@ -552,6 +562,32 @@ async def test_a_flood_of_one_subscriber_delays_no_other(sealed: System) -> None
     assert took_s < 5.0
 
 
+async def test_a_flood_for_large_events_of_one_subscriber_delays_no_other(sealed: System) -> None:
+    run_id = await made(sealed.bus)
+    await publish_large(sealed, said(run_id, 2, SECRET * 60_000))
+
+    async def flood(client: Client) -> None:
+        for number in itertools.count(3):
+            subject = subjects.large_event(run_id, number, 0)
+            await client.publish(subject, b"", "_INBOX_acme.flood")
+            if number % PER_SECOND == 0:
+                await client.flush()
+
+    async with (
+        client_of(sealed, ACME) as (flooding, _),
+        client_of(sealed, permissions.SUBSCRIBER) as (second, _),
+    ):
+        beside = asyncio.create_task(flood(flooding))
+        await all_processed(flooding)
+        begun = time.monotonic()
+        for _ in range(5):
+            answer = await second.request(subjects.large_event(run_id, 2, 0), timeout=5)
+            assert answer.data, answer.headers
+        assert time.monotonic() - begun < 5.0
+        assert not beside.done()
+        beside.cancel()
+
+
 async def test_while_nats_is_slow_requests_for_keys_do_not_pile_up(
     sealed: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,7 +612,21 @@ async def test_while_nats_is_slow_requests_for_keys_do_not_pile_up(
         await eventually(busy, 10, "a refusal while the requests of before wait")
 
 
-async def test_events_wait_while_no_edge_answers_and_are_in_order_then(server: NatsServer) -> None:
+async def test_events_wait_while_no_edge_answers_and_are_in_order_then(
+    server: NatsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    request = Account._request
+
+    async def counted(self: Account, subject: str, payload: bytes) -> object:
+        asked.extend([subject] if subject.startswith("runkey.") else [])
+        return await request(self, subject, payload)
+
+    async def asked_often() -> bool:
+        return len(asked) > 5
+
+    monkeypatch.setattr(Account, "_request", counted)
+    monkeypatch.setattr(account, "AGAIN_S", 0.1)
     async with connected(server.url, content_keys=KEYS) as bus:
         await bus.api("STREAM.PURGE.EVENTS")
         await subscribers.delete(bus, permissions.SUBSCRIBER)
@@ -594,7 +644,9 @@ async def test_events_wait_while_no_edge_answers_and_are_in_order_then(server: N
         await system.publish(*(said(run_id, number) for number in (1, 2, 3)))
         async with running(subscriber):
             await eventually(partial(_in_work, bus), 10, "an event that waits")
+            await eventually(asked_often, 10, "that its key was asked for")
             assert seen == []
+            assert caplog.text.count("no edge sends keys") == 1, "one line for all attempts"
             async with edge(server):
                 await came(seen, 3)
                 await system.settled()

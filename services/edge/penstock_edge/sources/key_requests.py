@@ -8,10 +8,7 @@ or it is empty and its header `Penstock-Error` says why (`KeyRefusal`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from collections import Counter
 from typing import Final
 
 from pydantic import ValidationError
@@ -23,19 +20,14 @@ from penstock.bus.messages import REFUSAL, KeyRefusal
 from penstock.bus.records import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import is_run_id, key_request
+from penstock_edge.sources.askers import Askers
 
 log = logging.getLogger(__name__)
 
-# The requests of one durable that an edge answers in a second. As many more are refused with
-# `busy`, and the rest gets no answer: the answers to a flood of 20,000 a second took all of an
-# edge's time. A subscriber asks once a minute for each run that it reads.
-PER_SECOND: Final = 200
 # The requests that an edge works on at once, for all durables, and for one. Each takes three
 # requests to NATS.
 AT_ONCE: Final = 64
 AT_ONCE_EACH: Final = 8
-# The requests of one durable that may wait. While NATS is slow, they would pile up.
-MAX_WAITING_EACH: Final = PER_SECOND
 
 
 class KeyRequests:
@@ -44,11 +36,7 @@ class KeyRequests:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._listening: Listener | None = None
-        self._second = 0  # of the monotonic clock
-        self._asked: Counter[str] = Counter()  # the requests of each durable in this second
-        self._room = asyncio.Semaphore(AT_ONCE)
-        # by durable, while it has requests: how many are waiting or answered, and their places
-        self._places: dict[str, tuple[set[asyncio.Task[None]], asyncio.Semaphore]] = {}
+        self._askers = Askers(AT_ONCE, AT_ONCE_EACH)
 
     async def start(self) -> None:
         subject = key_request("*", "*")
@@ -60,48 +48,27 @@ class KeyRequests:
         if self._listening is not None:
             self._listening.stop()
             self._listening = None
-        tasks = [task for each, _ in self._places.values() for task in each]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._askers.stop()
 
     def _take(self, request: Incoming) -> None:
         _, durable, run_id = request.subject.split(".")
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second = second
-            self._asked.clear()
-        self._asked[durable] += 1
-        waiting = len(self._places[durable][0]) if durable in self._places else 0
-        if self._asked[durable] > PER_SECOND or waiting >= MAX_WAITING_EACH:
-            if self._asked[durable] <= 2 * PER_SECOND:
-                self._send(run_id, request.reply, b"", "busy")
-            return
-        tasks, places = self._places.setdefault(durable, (set(), asyncio.Semaphore(AT_ONCE_EACH)))
-        task = asyncio.create_task(self._answer(durable, run_id, request.reply, places))
-        tasks.add(task)
-        task.add_done_callback(lambda done: self._leave(durable, done))
+        reply = request.reply
+        self._askers.take(
+            durable,
+            lambda: self._answer(durable, run_id, reply),
+            lambda: self._send(run_id, reply, b"", "busy"),
+        )
 
-    def _leave(self, durable: str, task: asyncio.Task[None]) -> None:
-        tasks, _ = self._places[durable]
-        tasks.discard(task)
-        if not tasks:
-            del self._places[durable]
-
-    async def _answer(
-        self, durable: str, run_id: str, reply: str, places: asyncio.Semaphore
-    ) -> None:
+    async def _answer(self, durable: str, run_id: str, reply: str) -> None:
         key: bytes = b""
-        refusal: KeyRefusal | None = None
         try:
-            async with places, self._room:
-                refusal = await self._refusal(durable, run_id)
-                if refusal is None:
-                    keys, _ = await self._bus.content.stored_keys(run_id)
-                    if keys.key is not None:
-                        key = keys.key.secret
-                    else:
-                        refusal = "erased" if keys.destroyed else "unknown"
+            refusal = await self._refusal(durable, run_id)
+            if refusal is None:
+                keys, _ = await self._bus.content.stored_keys(run_id)
+                if keys.key is not None:
+                    key = keys.key.secret
+                else:
+                    refusal = "erased" if keys.destroyed else "unknown"
         except (BusError, ObjectGone, ValidationError) as error:
             log.warning("run %s: the subscriber %s gets no key now: %s", run_id, durable, error)
             refusal = "unavailable"

@@ -506,7 +506,8 @@ accounts {{{{
         service: {{{{account: {ACCOUNT}, subject: "{_API}.{SHARDS_RECORD}"}}}}
         to: "$JS.{DOMAIN}.API.{SHARDS_RECORD}"
       }}}}
-      {{{{service: {{{{account: {ACCOUNT}, subject: "{LARGE_EVENTS}"}}}}}}}}
+      # `share`: edges learn the user that asks, and give each a share of their time
+      {{{{service: {{{{account: {ACCOUNT}, subject: "{LARGE_EVENTS}"}}}}, share: true}}}}
       {{{{service: {{{{account: {ACCOUNT}, subject: "{KEY_REQUESTS}"}}}}}}}}
       {{{{stream: {{{{account: {ACCOUNT}, subject: "live.>"}}}}}}}}
       {{{{stream: {{{{account: {ACCOUNT}, subject: "{_KEY_NOTICES[0]}"}}}}}}}}
