@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -19,12 +20,16 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from penstock.bus import Bus, subjects
+from penstock.bus import Bus, Msg, subjects
 from penstock.bus.messages import RawFrame
 from penstock.bus.records import CheckReply, CheckRequest, RunRecord
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data
+from penstock.runs.calls import CallJob
+from penstock.turns import TenantUser
+from penstock_automations.actions.webhook.breaker import FAILURES, State
+from penstock_automations.rules.calls import rule_of_call
 from penstock_automations.service import AutomationsService
 from penstock_normalizer.fold.checking import Findings, Question
 from penstock_normalizer.fold.envelope import CanonicalEvent
@@ -32,6 +37,7 @@ from penstock_normalizer.fold.redacting import RunRedactions
 from penstock_normalizer.fold.run_fold import RunFold
 from penstock_normalizer.runs.checks import MAX_BYTES, Checks, findings_of
 from support.drive.automations import Automations, automations
+from support.drive.bus import connected
 from support.drive.normalizing import Run, normalizer
 from support.drive.repository import ROOT
 from support.drive.waiting import eventually
@@ -43,11 +49,16 @@ from support.fakes.receiver import (
     answers,
     garbage,
     hangs,
+    receiver,
     resets,
 )
+from support.real.deployment import deployment
 from support.real.nats import NatsServer
 from support.real.ports import free_port
 
+AGENTS: list[dict[str, Any]] = [
+    {"id": "a", "protocol": "agno", "url": "http://127.0.0.1:9", "agent": "demo"}
+]
 MAIL, NAME = "joe@example.com", "Ada Lovelace"
 ANSWER = f"{NAME} is {MAIL}; write to {NAME}."
 CLEAN = "[PERSON_1] is [EMAIL_1]; write to [PERSON_1]."
@@ -501,23 +512,82 @@ async def test_a_checker_that_is_away_for_two_seconds_is_asked_when_it_is_back(
     assert question.findings[0]
 
 
+async def test_a_check_whose_process_was_killed_is_asked_again_and_its_checker_is_not(
+    made: Automations,
+) -> None:
+    made.receiver.usual["/lost"] = hangs()
+    run, question, asked = Run(made.bus), Question([NAME]), list[Msg]()
+    fold = RunFold(run.run_id, DECODERS)
+    fold.facts = {"agent": "a", "redactions": checked_by(made, "/lost")}
+
+    async def answers_the_second(msg: Msg) -> None:
+        asked.append(msg)
+        if len(asked) == 2:
+            found = [{"text": 0, "kind": "person"}]
+            await made.bus.client.publish(msg.reply, CheckReply(answer={"found": found}).dump())
+
+    listening = await made.bus.subscribe(subjects.check(run.run_id), answers_the_second)
+    try:
+        await Checks(made.bus, run.run_id).answer(question, fold)
+    finally:
+        await listening.unsubscribe()
+    assert question.findings == [[(0, len(NAME), "person", "mask")]]
+    assert len(made.receiver.got("/lost")) == 1, "a process that is alive has it asked once"
+
+
+async def test_checkers_and_calls_of_one_user_to_one_server_do_not_stop_each_other(
+    made: Automations,
+) -> None:
+    began = asyncio.get_running_loop().time()
+
+    async def comes_back(writer: asyncio.StreamWriter, received: Received) -> None:
+        is_back = asyncio.get_running_loop().time() > began + 0.7
+        await (finds() if is_back else answers(503))(writer, received)
+
+    made.receiver.usual["/restarts"] = comes_back
+    [service] = [each for each in made.penstock.services if isinstance(each, AutomationsService)]
+    endpoints = service._checks._webhooks.endpoints
+    user = TenantUser("", "both")
+    call = CallJob(run_id="r", step_id="s", call_id="c", url=made.receiver.url("/restarts"))
+    rule = rule_of_call(call, {}, user)
+    assert rule.record.rule.action.webhook is not None
+    of_calls = endpoints.of(rule, rule.record.rule.action.webhook)
+    for _ in range(FAILURES):
+        of_calls.breaker.record_failure(time.monotonic())
+
+    async def check(timeout_s: float) -> Findings:
+        rules = checked_by(made, "/restarts", timeout_s=timeout_s)
+        run, question = Run(made.bus), Question([NAME])
+        fold = RunFold(run.run_id, DECODERS)
+        fold.facts = {"agent": "a", "user_id": "both", "redactions": rules}
+        await Checks(made.bus, run.run_id).answer(question, fold)
+        return question.findings[0]
+
+    assert all(await asyncio.gather(*(check(5.0) for _ in range(2 * FAILURES))))
+    assert of_calls.breaker.state is State.OPEN, "the calls still wait"
+    made.receiver.usual["/restarts"] = answers(503)
+    of_calls.breaker.record_success()
+    assert await check(1.0) is None
+    assert of_calls.breaker.failures == 0, "a checker that fails stops no calls"
+
+
 async def test_checks_do_not_pile_up_and_are_given_back_when_their_process_ends(
     made: Automations,
 ) -> None:
     made.receiver.usual |= {"/full": hangs(), "/free": finds()}
 
-    def request(path: str, user_id: str) -> bytes:
-        body = {"run_id": "r", "agent": "a", "texts": [NAME]}
+    def request(path: str, user_id: str, number: int) -> bytes:
+        body = {"run_id": "r", "agent": "a", "texts": [f"{number} {NAME}"]}
         url = made.receiver.url(path)
         return CheckRequest(
             url=url, body=body, timeout_s=20.0, secret="ours", user_id=user_id
         ).dump()
 
-    async def ask(path: str, user_id: str) -> CheckReply:
-        sent = await made.bus.request(subjects.check("r"), request(path, user_id), 30)
+    async def ask(path: str, user_id: str, number: int = 0) -> CheckReply:
+        sent = await made.bus.request(subjects.check("r"), request(path, user_id, number), 30)
         return CheckReply.model_validate_json(sent.data)
 
-    asking = [asyncio.create_task(ask("/full", "many")) for _ in range(200)]
+    asking = [asyncio.create_task(ask("/full", "many", number)) for number in range(200)]
     refused, waiting = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
     assert {task.result().error for task in refused} == {"no request is made now (capacity)"}
     assert (await ask("/free", "few")).answer is not None, "another user is served"
@@ -525,6 +595,35 @@ async def test_checks_do_not_pile_up_and_are_given_back_when_their_process_ends(
     await service._checks.stop()
     rest = await asyncio.gather(*waiting)
     assert sum(each.error == "the process is ending" for each in rest) >= 32
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+async def test_no_run_is_stopped_when_a_process_that_asks_is_killed(
+    fresh_nats: NatsServer, tmp_path: Path
+) -> None:
+    async def slow(writer: asyncio.StreamWriter, received: Received) -> None:
+        await asyncio.sleep(1.0)
+        await finds()(writer, received)
+
+    services = {"automations": 2, "normalizer": 1}
+    async with (
+        receiver() as checker,
+        deployment(
+            fresh_nats.url, tmp_path / "p", AGENTS, services, webhook_allow_hosts="127.0.0.1"
+        ) as penstock,
+        connected(fresh_nats.url) as bus,
+    ):
+        checker.usual["/slow"] = slow
+        rules = redactions(url=checker.url("/slow"))
+        runs = [await begin(bus, rules, f"u{number}") for number in range(20)]
+        await checker.count(10, "/slow")
+        await penstock.kill(penstock.of("automations")[0])
+        for run in runs:
+            await run.bytes(agno_text(ANSWER))
+            await run.end()
+        for run in runs:
+            assert content(await run.until("lifecycle.completed")) == [CLEAN]
 
 
 FAILING: dict[str, Behaviour] = {

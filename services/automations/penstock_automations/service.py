@@ -261,7 +261,7 @@ class AutomationsService(Service):
     def _on_success(self, rule: CompiledRule) -> None:
         # Calls wait at most until their breaker lets a request pass. To wake the calls of one user,
         # the jobs of all calls would have to be read.
-        if rule.id != CALLS:
+        if rule.record.uid != CALLS:
             self._waking.wake(rule)
 
     async def _keep_consumers(self) -> None:

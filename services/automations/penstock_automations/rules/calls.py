@@ -81,10 +81,11 @@ class CallRefused(Exception):
 
 
 def rule_of_call(
-    call: CallJob, secrets: Mapping[str, CallSecret], user: TenantUser = _NOBODY
+    call: CallJob, secrets: Mapping[str, CallSecret], user: TenantUser = _NOBODY, id: str = CALLS
 ) -> CompiledRule:
-    """Return a rule whose action is the call. `user` is the owner of the workflow's run. Raises
-    CallRefused if the URL, a header or the secret cannot be used."""
+    """Return a rule whose action is the call. `user` is the owner of the run. Those with one `id`
+    and user share the limits of a server. Raises CallRefused if the URL, a header or the secret
+    cannot be used."""
     try:
         _check_headers(call.headers)
         webhook = Webhook(
@@ -97,7 +98,7 @@ def rule_of_call(
         webhook = _with_secret(webhook, call.secret, secrets)
     name = call.workflow or "workflow"
     rule = Rule.model_construct(
-        id=CALLS, name=name, action=Action(webhook=webhook), retry_delays_s=call.retry_delays_s
+        id=id, name=name, action=Action(webhook=webhook), retry_delays_s=call.retry_delays_s
     )
     record = RuleRecord.model_construct(
         rule=rule,

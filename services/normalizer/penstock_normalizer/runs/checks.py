@@ -24,6 +24,7 @@ from penstock.bus import (
     BusError,
     BusUnavailable,
     FenceConflict,
+    Msg,
     RawWriter,
     subjects,
 )
@@ -41,6 +42,8 @@ WRITER: Final = "checks"  # the writer of source frames with what checkers have 
 MAX_TEXTS: Final = 500
 MAX_BYTES: Final = 200 * 1024
 _MARGIN_S: Final = 0.5  # how much longer a request may take than the checker
+# How often a request is made while there is no answer: the process that has it may be killed.
+_ASKS: Final = 4
 _UTF8: Final = ("utf-8", "surrogatepass")
 
 
@@ -144,7 +147,7 @@ class Checks:
                     except ValueError as error:
                         reason = str(error)
                         await asyncio.sleep(wait_s)
-                        wait_s *= 2  # five failures in a row would open the breaker
+                        wait_s *= 2  # it may have too much to do
         except TimeoutError:
             if not self._bus.is_ready:
                 raise BusUnavailable(f"run {self._run_id}: its checker cannot be asked") from None
@@ -155,15 +158,43 @@ class Checks:
     async def _asked(
         self, request: CheckRequest, texts: Sequence[str], action: Action
     ) -> list[Findings]:
-        """Ask once. Raises BusError, and ValueError without an answer of the checker's."""
-        timeout_s = request.timeout_s + _MARGIN_S
-        sent = await self._bus.request(subjects.check(self._run_id), request.dump(), timeout_s)
-        reply = CheckReply.model_validate_json(sent.data)
+        """Return what the checker finds. Raises BusError, and ValueError without an answer of the
+        checker's."""
+        reply = await self._first_reply(request)
         if reply.error is not None:
             raise ValueError(reply.error)
         findings = findings_of(reply.answer, texts, action)
         telemetry.CHECKS.labels("checked").inc()
         return findings
+
+    async def _first_reply(self, request: CheckRequest) -> CheckReply:
+        """Make a request, and make it again while no reply comes. A process that has it already has
+        the checker asked once. Raises BusError, if no request may still get a reply."""
+        loop, timeout_s = asyncio.get_running_loop(), request.timeout_s + _MARGIN_S
+        subject, payload = subjects.check(self._run_id), request.dump()
+        asking: set[asyncio.Task[Msg]] = set()
+        try:
+            while True:
+                asking.add(asyncio.create_task(self._bus.request(subject, payload, timeout_s)))
+                again_at = loop.time() + request.timeout_s / _ASKS
+                while (rest_s := again_at - loop.time()) > 0:
+                    done, asking = await asyncio.wait(
+                        asking, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    while done:
+                        each = done.pop()
+                        is_last = not (asking or done)
+                        try:
+                            reply = CheckReply.model_validate_json(each.result().data)
+                        except BusError:
+                            if is_last:
+                                raise
+                        else:
+                            if is_last or reply.error is None:
+                                return reply
+        finally:
+            for each in asking:
+                each.cancel()
 
 
 def findings_of(answer: Any, texts: Sequence[str], action: Action) -> list[Findings]:

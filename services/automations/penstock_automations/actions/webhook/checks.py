@@ -1,7 +1,8 @@
 """Answers the normalizer's core requests `check.<run>`: has a server of the operator's check texts.
 
-A check is one attempt of a call, with the same guard, secrets, limits of owners and breakers, and
-without a record: the normalizer stores what comes back.
+A check is one attempt of a call, with the same guard, secrets and limits of owners, and without a
+record: the normalizer stores what comes back. It is made past an open breaker, since a check that
+is not made stops its run, and it opens no breaker of the calls to the same server.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 # How many checks of one user's runs this process makes at once.
 AT_ONCE: Final = 32
+CHECKS: Final = "_check"  # in place of a rule's id: checks share their limits with no calls
 
 
 class Checks:
@@ -40,9 +42,16 @@ class Checks:
         self._webhooks = webhooks
         self._secrets = secrets
         self._tasks: set[asyncio.Task[None]] = set()
+        # By the bytes of a request that is being answered: to whom its answer goes.
+        self._askers: dict[bytes, list[str]] = {}
 
     async def on_request(self, msg: Msg) -> None:
-        """Answer in a task of its own: a slow checker must not delay the checks of other runs."""
+        """Answer in a task of its own: a slow checker must not delay the checks of other runs. The
+        normalizer asks again while it has no answer, and the checker gets the texts once."""
+        if (askers := self._askers.get(msg.data)) is not None:
+            askers.append(msg.reply)
+            return
+        self._askers[msg.data] = [msg.reply]
         task = asyncio.create_task(self._answer(msg))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -54,7 +63,7 @@ class Checks:
             await asyncio.wait(self._tasks)
 
     async def _answer(self, msg: Msg) -> None:
-        """If the bus fails, send no answer. The normalizer's request is then repeated."""
+        """If the bus fails, send no answer. The normalizer asks again."""
         run_id = msg.subject.partition(".")[2]
         try:
             asked = CheckRequest.model_validate_json(msg.data)
@@ -74,17 +83,21 @@ class Checks:
         except BusError as error:
             log.warning("run %s: no answer to a check: %s", run_id, error)
             return
+        finally:
+            askers = self._askers.pop(msg.data)
         try:
-            await self._bus.client.publish(msg.reply, reply.dump())
+            for each in askers:
+                await self._bus.client.publish(each, reply.dump())
         except BusError as error:
             log.warning("run %s: the answer to a check is lost: %s", run_id, error)
 
     async def _checked(self, call: CallJob, user: TenantUser) -> CheckReply:
-        rule = rule_of_call(call, self._secrets, user)
+        rule = rule_of_call(call, self._secrets, user, CHECKS)
         webhook = rule.record.rule.action.webhook
         assert webhook is not None, "a call sends a webhook"
         webhook.concurrency = AT_ONCE
-        job = Job(CALLS, 1, CALLS, CALL_TYPE, CallSource(call), dotted=False)
+        source = CallSource(call)
+        job = Job(CALLS, 1, CALLS, CALL_TYPE, source, is_asked_for=True, dotted=False)
         async with self._webhooks.reserve_capacity(rule, job) as put_off:
             result = put_off or await self._webhooks.attempt(rule, job, Occurrence(b"{}"), None)
         if isinstance(result, AttemptDeferred):

@@ -135,9 +135,9 @@ class Endpoints:
 
     def of(self, rule: CompiledRule, webhook: Webhook) -> Endpoint:
         """Return the endpoint of a rule, with the webhook's present limits; the calls of one user
-        to one host have one endpoint."""
+        to one host have one endpoint, and so have the checks."""
         url, owner = origin(webhook.url), rule.record.owner.user
-        whose = subjects.key_of(*owner) if rule.id == CALLS else rule.record.uid
+        whose = subjects.key_of(*owner) if rule.record.uid == CALLS else rule.record.uid
         key = f"{rule.id} {whose} {url}"
         endpoint = self._known.get(key)
         if endpoint is None:
