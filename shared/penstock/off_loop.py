@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from penstock.turns import TenantUser, Turns
@@ -19,6 +21,7 @@ from penstock.turns import TenantUser, Turns
 T = TypeVar("T")
 
 SWITCH_S: Final = 0.001  # Python's own interval is 5 ms, for which each callback would wait.
+TURN_S: Final = 0.02  # the seconds for which a call that is made in parts runs in one turn
 
 
 class FairThread:
@@ -49,6 +52,14 @@ class FairThread:
         finally:
             self._end_turn()
 
+    async def run_in_parts(self, owner: TenantUser, parts: Generator[None, None, T]) -> T:
+        """Return the generator's result, or raise its exception. It is resumed for `TURN_S` in one
+        turn, so it delays a call of another owner by little more than that."""
+        result: list[T] = []
+        while not result:
+            await self.run(owner, partial(_resume, parts, result))
+        return result[0]
+
     async def _take_turn(self, owner: TenantUser) -> None:
         if not self._is_busy:
             self._is_busy = True
@@ -68,6 +79,15 @@ class FairThread:
                 turns[0].set_result(None)
                 return
         self._is_busy = False
+
+
+def _resume(parts: Generator[None, None, T], result: list[T]) -> None:
+    until = time.monotonic() + TURN_S
+    try:
+        while time.monotonic() < until:
+            next(parts)
+    except StopIteration as end:
+        result.append(end.value)
 
 
 OFF_LOOP: Final = FairThread()  # the thread of this process

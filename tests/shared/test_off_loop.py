@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Generator
 from functools import partial
 
 import pytest
@@ -29,6 +31,23 @@ async def test_an_owner_with_many_calls_delays_another_one_by_one_call() -> None
     await asyncio.gather(first, *tasks)
     assert "".join(order) == "abaaaa"
     assert thread.waiting == 0
+
+
+async def test_a_long_call_in_parts_lets_the_call_of_another_owner_come_first() -> None:
+    thread, began, may_end = FairThread(), threading.Event(), threading.Event()
+
+    def long() -> Generator[None, None, str]:
+        began.set()
+        while not may_end.is_set():
+            time.sleep(0.001)
+            yield
+        return "done"
+
+    first = asyncio.create_task(thread.run_in_parts(A, long()))
+    await asyncio.to_thread(began.wait)
+    async with asyncio.timeout(20):
+        await thread.run(B, may_end.set)
+        assert await first == "done"
 
 
 async def test_a_cancelled_or_failed_call_passes_its_turn_on() -> None:

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import orjson
 
 from penstock.redactions.kinds import Kind, kinds_of
 from penstock.redactions.patterns import InvalidPattern
 
+T = TypeVar("T")
+# A search that stops after each part, so that its caller may do other work meanwhile.
+Parts: TypeAlias = Generator[None, None, T]
+PART: Final = 8 * 1024  # the characters of a long text that are searched in one part
 Action = Literal["mask", "drop", "block", "review"]
 # From this number on, further values of a kind have no number of their own in a run.
 MAX_NUMBERED: Final = 10_000
@@ -142,10 +146,22 @@ class Redactor:
     _known: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def text(self, text: str) -> str:
-        return self.patterns(text)
+        return result_of(self.text_in_parts(text))
+
+    def text_in_parts(self, text: str) -> Parts[str]:
+        return self.patterns_in_parts(text)
 
     def patterns(self, text: str) -> str:
         return Scanner(self).feed(text, last=True)
+
+    def patterns_in_parts(self, text: str) -> Parts[str]:
+        if len(text) <= PART:
+            return self.patterns(text)
+        scanner, clean = Scanner(self), list[str]()
+        for at in range(0, len(text), PART):
+            clean.append(scanner.feed(text[at : at + PART]))
+            yield
+        return "".join((*clean, scanner.flush()))
 
     def without_open_end(self, text: str) -> str:
         """Return a text up to where it may have the beginning of a match, unredacted."""
@@ -155,32 +171,41 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Return a JSON value with all its texts, keys and whole numbers searched. A text that is
         JSON itself is searched for what it means, too: an escape would hide where a word begins."""
-        return self._value(value, MAX_LEVELS)
+        return result_of(self.value_in_parts(value))
 
-    def _value(self, value: Any, levels: int) -> Any:
+    def value_in_parts(self, value: Any, levels: int = MAX_LEVELS) -> Parts[Any]:
         match value:
             case str():
-                return self.text(self._json_text(value, levels))
+                text = yield from self._json_text(value, levels)
+                return (yield from self.text_in_parts(text))
             case int() | float() if not isinstance(value, bool):
                 # The digits of a fraction look like those of a card.
                 text = str(int(value)) if value == value // 1 else ""
                 return value if (clean := self.patterns(text)) == text else clean
             case list() if levels:
-                return [self._value(each, levels - 1) for each in value]
+                items = []
+                for each in value:
+                    items.append((yield from self.value_in_parts(each, levels - 1)))
+                    yield
+                return items
             case dict() if levels:
-                return {
-                    self.patterns(key): self._value(each, levels - 1) for key, each in value.items()
-                }
+                fields = {}
+                for key, each in value.items():
+                    name = yield from self.patterns_in_parts(key)
+                    fields[name] = yield from self.value_in_parts(each, levels - 1)
+                    yield
+                return fields
             case list() | dict():
                 return None
             case _:
                 return value
 
-    def _json_text(self, text: str, levels: int) -> str:
+    def _json_text(self, text: str, levels: int) -> Parts[str]:
         if "\\" not in text or text.lstrip()[:1] not in ("{", "["):
             return text
         try:
-            return rewritten(text, lambda value: self._value(value, levels))
+            value = orjson.loads(text)
+            return _rewritten(text, value, (yield from self.value_in_parts(value, levels)))
         except ValueError:  # it is no JSON, or half of a surrogate pair
             return text
 
@@ -217,6 +242,15 @@ class Redactor:
         }
 
 
+def result_of(parts: Parts[T]) -> T:
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def redactor_of(run_id: str, redactions: Mapping[str, Any]) -> Redactor:
     """Return what searches the texts of a run; `redactions` is from the run's record."""
     return Redactor(_rules_of(orjson.dumps(redactions["rules"])), run_id)
@@ -226,7 +260,10 @@ def rewritten(text: str, clean_of: Callable[[Any], Any]) -> str:
     """Return a JSON text with what `clean_of` makes of its value; the text itself, if that changes
     nothing and the text has nothing beside its value. Raises ValueError if it is no JSON."""
     value = orjson.loads(text)
-    clean = clean_of(value)
+    return _rewritten(text, value, clean_of(value))
+
+
+def _rewritten(text: str, value: Any, clean: Any) -> str:
     if clean == value and not _repeats_a_key(text):
         return text
     return orjson.dumps(clean).decode()

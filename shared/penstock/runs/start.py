@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -44,7 +43,7 @@ from penstock.bus.subjects import session_key
 from penstock.bus.write.objects import wrap
 from penstock.off_loop import OFF_LOOP
 from penstock.redactions.document import CurrentRedactions
-from penstock.redactions.scanner import redactor_of
+from penstock.redactions.scanner import Parts, redactor_of
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.settings import StartSettings
@@ -371,8 +370,8 @@ class Starter:
         message = shown_text(command)
         if redactions:
             # A long text is searched for seconds, in which others are served.
-            search = partial(_admitted, command, redactions, start)
-            message = await OFF_LOOP.run(command.tenant_user, search)
+            search = _admitted(command, redactions, start)
+            message = await OFF_LOOP.run_in_parts(command.tenant_user, search)
             if "check" in redactions:
                 message = ""  # until the normalizer has had it checked
         if budgets:
@@ -503,13 +502,13 @@ def shown_text(command: StartCommand) -> str:
     return " ".join(texts)
 
 
-def _admitted(command: StartCommand, redactions: Mapping[str, Any], start: Start) -> str:
+def _admitted(command: StartCommand, redactions: Mapping[str, Any], start: Start) -> Parts[str]:
     """Return the text as lists of runs may show it. Raises Problem."""
     if start.reads_frames:
         raise frames_refused(redactions["version"])
     redactor = redactor_of(command.run_id, redactions)
-    message = redactor.text(shown_text(command))
-    redactor.value([command.input, command.body])
+    message = yield from redactor.text_in_parts(shown_text(command))
+    yield from redactor.value_in_parts([command.input, command.body])
     if redactor.blocked is not None:
         raise Problem(
             422,

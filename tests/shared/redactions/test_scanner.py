@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.redactions.json_text import JsonScanner
 from penstock.redactions.kinds import KINDS
-from penstock.redactions.scanner import MAX_NUMBERED, Redactor, Rules, Scanner
+from penstock.redactions.scanner import MAX_NUMBERED, PART, Redactor, Rules, Scanner
 
 ALL = Rules([{"kinds": list(KINDS), "action": "mask"}])
 TEXT = (
@@ -62,6 +62,17 @@ def test_pieces_of_one_size_give_what_the_whole_text_gives(size: int) -> None:
 def test_every_place_to_cut_the_text_in_two_gives_what_the_whole_text_gives() -> None:
     for place in range(len(TEXT)):
         assert scanned(redactor(), [TEXT[:place], TEXT[place:]]) == CLEAN
+
+
+def test_a_long_text_is_searched_in_parts_with_the_result_of_the_whole() -> None:
+    long = TEXT * (3 * PART // len(TEXT))
+    value = {"key": [long, 4111111111111111], "json": json.dumps({"more": f"{TEXT}\n"})}
+    assert redactor().text(long) == redactor().patterns(long)
+    by, whole = redactor(), redactor()
+    parts = by.value_in_parts(value)
+    assert sum(1 for _ in parts) > 3
+    assert whole.value(value)["key"] == [redactor().patterns(long), "[CARD_1]"]
+    assert by.found == whole.found
 
 
 LIKELY = "joe@example.com 4111111111111111 +49 30 sk-abcdefghijklmnop DE89370400440532013000 é☂,-_."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from penstock.redactions.kinds import Kind
-from penstock.redactions.scanner import Action, Redactor, rewritten
+from penstock.redactions.scanner import Action, Parts, Redactor, rewritten
 
 # What the checker found in a text, in the order of the text and without overlaps: where it begins
 # and ends, in characters, its kind, and what becomes of it.
@@ -43,8 +43,8 @@ class CheckedRedactor(Redactor):
     _missing: dict[str, None] = field(default_factory=dict)
     _findings: dict[str, Findings] = field(default_factory=dict)
 
-    def text(self, text: str) -> str:
-        clean = self.patterns(text)
+    def text_in_parts(self, text: str) -> Parts[str]:
+        clean = yield from self.patterns_in_parts(text)
         if not clean.strip():
             return clean
         if clean not in self._findings:
