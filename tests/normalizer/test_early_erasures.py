@@ -14,7 +14,7 @@ from penstock.bus.records import Hold, RunRecord
 from penstock.bus.state.run_trees import RunTrees
 from penstock.settings.keep import parse_keep
 from penstock_normalizer.erasing.early import EarlyErasures
-from support.drive.erasing import erased, record_of
+from support.drive.erasing import ask, erased, record_of
 from support.drive.normalizing import Run, bus_to, normalizer
 from support.drive.waiting import eventually
 from support.fakes.raw import agno
@@ -116,6 +116,30 @@ async def test_a_hold_that_is_set_before_the_erasure_begins_delays_no_other_run(
         finally:
             asking.cancel()
             await asyncio.wait([asking])
+
+
+async def test_an_old_run_does_not_wait_for_a_service_that_is_away_and_had_handled_its_events(
+    fresh_nats: NatsServer,
+) -> None:
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        old = await ended(bus, "other")
+        place = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": (await old.events())[-1].sequence + 1,
+        }
+        config = {"durable_name": "approvals-budgets", "ack_policy": "explicit", **place}
+        durable = "EVENTS.approvals-budgets"
+        body = {"stream_name": "EVENTS", "config": config}
+        await bus.api(f"CONSUMER.DURABLE.CREATE.{durable}", body)
+        later = await ended(bus, "other")
+        for each in (later, old):
+            await ask(bus, each.run_id)
+        await erased(bus, old.run_id)
+        erasure = (await record_of(bus, later.run_id)).erasure
+        assert erasure is not None
+        assert erasure.erased_at is None, "its events are not handled yet"
+        await bus.api(f"CONSUMER.DELETE.{durable}")
+        await erased(bus, later.run_id)
 
 
 async def test_a_workflow_whose_tree_cannot_be_read_stays_whole_and_delays_no_other_run(

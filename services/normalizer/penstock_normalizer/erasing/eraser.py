@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -67,6 +68,9 @@ class Eraser:
         self._runs = bus.bucket("runs")
         self._withholding = asyncio.Semaphore(WITHHELD_AT_ONCE)
         self._deleting = asyncio.Semaphore(RUNS_AT_ONCE)
+        self._looking = asyncio.Lock()
+        # By stream: when its consumers were looked at last, and what they were.
+        self._looked: dict[str, tuple[float, list[dict[str, Any]]]] = {}
 
     async def handle(self, stored: Stored) -> None:
         """Erase the runs of a command that can be erased. Raises BusError."""
@@ -76,8 +80,7 @@ class Eraser:
             async with self._withholding:
                 await self._withhold(run_id, command)
         for run_id in command.runs:
-            async with self._deleting:
-                await self._delete(run_id)
+            await self._delete(run_id)
 
     async def _withhold(self, run_id: str, command: EraseCommand) -> None:
         """Withhold the run's content, unless this is not allowed or was done before."""
@@ -275,14 +278,26 @@ class Eraser:
 
     async def _until_handled(self, stream: str, erased: Stored) -> None:
         """Wait until the events before `system.erased` are in the sums of costs and budgets, and
-        their requests are withdrawn. If a service does not run, no run waits for it for more than
-        `HANDLED_S` after its event, however many runs wait for their turn."""
+        their requests are withdrawn. If a service does not run, a run whose events it had handled
+        before does not wait, and no other for more than `HANDLED_S` after `system.erased`, however
+        many runs wait for their turn."""
+        last = int(erased.headers[messages.EXPECTED_SEQUENCE])  # the run's event before this one
         while self._bus.clock.age_s(erased.stored_at) < HANDLED_S:
-            found = await self._bus.jetstream.consumers(stream)
+            found = await self._consumers(stream)
             waits = [each for each in found if each["name"] in HANDLING]
-            if not any(_has_before(each, erased.sequence) for each in waits):
+            if not any(_lacks(each, last) for each in waits):
                 return
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _consumers(self, stream: str) -> list[dict[str, Any]]:
+        """Return the consumers of a stream as they are now, by one request for all runs that
+        wait."""
+        asked_s = time.monotonic()
+        async with self._looking:
+            if self._looked.get(stream, (0.0, []))[0] < asked_s:
+                looked_s = time.monotonic()
+                self._looked[stream] = looked_s, await self._bus.jetstream.consumers(stream)
+            return self._looked[stream][1]
 
     async def _tombstone(self, run_id: str) -> Stored | None:
         subject = subjects.event(ERASED, run_id)
@@ -295,11 +310,17 @@ class Eraser:
         if record is None or record.erasure is None or record.erasure.erased_at is not None:
             return
         erased = await self._tombstone(run_id)
+        if erased is not None:
+            # Others need not wait for a service that lacks events of this run.
+            await self._until_handled(streams.events_for(run_id), erased)
+        async with self._deleting:
+            await self._delete_all(record, erased)
+
+    async def _delete_all(self, record: RunRecord, erased: Stored | None) -> None:
+        run_id = record.run_id
         raw = subjects.raw_of_run(run_id)
         raw_first = int(erased.headers[messages.RAW_FIRST]) if erased is not None else 0
         events, first = streams.events_for(run_id), record.first_event or 1
-        if erased is not None:
-            await self._until_handled(events, erased)
         # Services may have written records while the content was withheld.
         await self.overwrite_records(run_id)
         # Approvals finds by the pause what it has to withdraw.
@@ -332,8 +353,9 @@ class Eraser:
         log.info("run %s: its content is erased", run_id)
 
 
-def _has_before(consumer: Mapping[str, Any], sequence: int) -> bool:
-    """Return whether a consumer has messages before this stream sequence that are not handled."""
+def _lacks(consumer: Mapping[str, Any], sequence: int) -> bool:
+    """Return whether a consumer may have messages up to this stream sequence that are not
+    handled."""
     waiting = consumer["num_pending"] + consumer["num_ack_pending"]
     return bool(waiting) and consumer["ack_floor"]["stream_seq"] < sequence
 
