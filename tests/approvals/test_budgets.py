@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 import orjson
 import pytest
 import uuid_utils
+from prometheus_client import REGISTRY
 from typer.testing import CliRunner
 
 from penstock import sse
@@ -20,8 +22,10 @@ from penstock.budgets.accounts import Accounts
 from penstock.budgets.admission import Admission, CurrentBudgets
 from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
-from penstock.bus import Bus, Entry, Message, messages
+from penstock.bus import Bucket, Bus, Entry, Message, messages
+from penstock.bus.read import direct
 from penstock.bus.records import (
+    AccountRun,
     ApprovalRecord,
     BudgetAccount,
     CancelCommand,
@@ -31,14 +35,13 @@ from penstock.bus.records import (
     RunRecord,
     RunSpending,
 )
-from penstock.bus.streams import COMMANDS, raw_for
-from penstock.bus.subjects import command, event_input, raw_stored
+from penstock.bus.streams import AUDIT, COMMANDS, raw_for
+from penstock.bus.subjects import audit, command, event_input, raw_stored
 from penstock.settings import Config
-from penstock.web.auth.identity import ANONYMOUS
 from penstock.web.problems import Problem
-from penstock_approvals.api.accounts import AccountsApi, Query
 from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BudgetLedger
+from penstock_approvals.budgets.listing import BEGIN
 from penstock_approvals.budgets.reached import reached
 from penstock_approvals.budgets.spending import Charge, add_events
 from penstock_approvals.service import ApprovalsService
@@ -77,8 +80,9 @@ def call(read: int = 1000, written: int = 100) -> bytes:
     return agno("ModelRequestCompleted", model="m", model_provider="P", **counts)
 
 
-def tool(number: int) -> bytes:
-    made = {"tool_call_id": f"c{number}", "tool_name": "search", "tool_args": {"q": number}}
+def tool(number: int, again: str = "") -> bytes:
+    """Call a tool; `again` says that it is another call with the same arguments."""
+    made = {"tool_call_id": f"c{number}{again}", "tool_name": "search", "tool_args": {"q": number}}
     return agno("ToolCallStarted", tool=made) + agno(
         "ToolCallCompleted", tool={**made, "result": "x"}
     )
@@ -268,6 +272,15 @@ async def test_people_raise_the_limit_and_the_run_goes_on_until_it_asks_again(
         await run.bytes(call())
         again = await cancel_of(bus, run)
         assert again.ask is not None
+        audited = direct.replay(bus, AUDIT, audit(run.run_id))
+        entries = [orjson.loads(each.payload) async for each in audited]
+        by = {
+            each["event"]: each.get("by")
+            for each in entries
+            if each["approval_id"] == record.approval_id
+        }
+        assert by["requested"] == "ada"
+        assert by["decided"] == "grace"
         assert (again.budget or {})["limit"] == 6
         events = await penstock.events_until(
             run.run_id, lambda each: each.leg == 2 and each.type == "lifecycle.paused"
@@ -374,6 +387,21 @@ async def test_a_run_that_is_silent_is_stopped_when_its_time_is_over(
         cancel = await cancel_of(bus, run)
         assert time.monotonic() - began > 1.5
         assert (cancel.budget or {})["dimension"] == "time"
+
+
+async def test_a_run_that_repeats_itself_is_stopped(fresh_nats: NatsServer) -> None:
+    document = {**PER_RUN["budgets"][0], "limit": {"same_call": 3}}
+    async with pipeline(fresh_nats.url, Config(), SERVICES) as penstock:
+        bus, admission = penstock.bus, Admission(penstock.bus)
+        await admission.budgets.apply({"version": 1, "budgets": [document]}, "root")
+        run = await admitted(bus, admission)
+        await run.open(user_id="ada")
+        await run.bytes(agno("RunStarted") + tool(1) + tool(2) + tool(1, "again"))
+        await penstock.events_until(run.run_id, "system.warning")
+        assert await bus.tail(COMMANDS, command("connector", "cancel", run.run_id)) is None
+        await run.bytes(tool(1, "once more"))
+        stopped = (await cancel_of(bus, run)).budget or {}
+    assert (stopped["dimension"], stopped["used"], stopped["limit"]) == ("same_call", 3, 3)
 
 
 async def test_what_the_steps_of_a_workflow_use_stops_the_workflow(
@@ -540,25 +568,52 @@ async def test_administrators_show_and_replace_the_budgets(fresh_nats: NatsServe
     assert (shown.json()["version"], shown.json()["by"]) == (1, "root")
 
 
-async def test_other_requests_are_handled_while_one_reads_many_accounts(
-    fresh_nats: NatsServer,
-) -> None:
-    turns = 0
-    account = BudgetAccount(budget="day", per="user", subject="ada", user="ada")
-    entries = [Entry(f"account.{number}", account.dump(), number) for number in range(2500)]
+def account(subject: str, **fields: Any) -> BudgetAccount:
+    common = {"budget": "careful", "per": "run", "user": "ada", "subject": subject}
+    return BudgetAccount.model_validate(common | fields)
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+
+async def test_a_sweep_and_a_list_read_no_account_that_nobody_may_use(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+    many = Bucket.many
+
+    async def counted(bucket: Bucket, keys: Sequence[str]) -> dict[str, Entry]:
+        read.extend(keys)
+        return await many(bucket, keys)
 
     async with connected(fresh_nats.url) as bus:
-        api = AccountsApi(bus, CurrentBudgets(bus))
-        beside = asyncio.create_task(others())
-        assert await api.found(entries, ANONYMOUS, Query()) == []  # no budget is in force
-        beside.cancel()
-    assert turns >= 5
+        budgets, bucket, now = CurrentBudgets(bus), bus.bucket("budgets"), bus.clock.stamp()
+        day = {**DOCUMENT["budgets"][0], "limit": {"tokens": 10}, "reserve": "1 tokens"}
+        await budgets.apply({**PER_RUN, "budgets": [*PER_RUN["budgets"], day]}, "root")
+        runs = {"open": AccountRun(at=now)}
+        of_window = {"budget": "day", "per": "user", "used": {"tokens": 7}}
+        accounts = [
+            *(account(f"ended{number}", used={"model_calls": 4}) for number in range(200)),
+            account("over", **of_window, ends_at="2026-01-01T00:00:00Z"),
+            account("open", runs=runs),
+            account("later", **of_window, ends_at="2999-01-01T00:00:00Z"),
+            *(account("shared", per="session", user=user) for user in ("ada", "bob")),
+        ]
+        writes = (
+            bucket.put(f"account.{number}", each.dump()) for number, each in enumerate(accounts)
+        )
+        await asyncio.gather(*writes)
+        monkeypatch.setattr(Bucket, "many", counted)
+        monkeypatch.setattr(Bucket, "entries", None)
+        ledger = BudgetLedger(bus, budgets, BudgetActions(bus, "test"))
+        await ledger.sweep()
+        assert read == ["account.201"], "the only one with an open run"
+        share = REGISTRY.get_sample_value("penstock_budget_used_share", {"budget": "day"})
+        assert share == 0.7, "of the window that is not over"
+        of_ada = [each.subject async for _, each in ledger.list.after({"ada"}, {}, BEGIN)]
+        assert of_ada == ["open", "shared", "later"]
+        assert len(read) == 1 + 3
+        found = [(place, each.user) async for place, each in ledger.list.after(None, {}, BEGIN)]
+        first = next(each for each in found if each[0].subject == "shared")
+        after = [each.user async for _, each in ledger.list.after(None, {}, first[0])]
+        assert {first[1], after[0]} == {"ada", "bob"}, "two sessions of one id are two accounts"
 
 
 async def test_a_start_over_http_is_refused_and_each_user_sees_what_is_left(

@@ -95,7 +95,7 @@ class ApprovalsService(Service):
             LinkRoutes(self.bus, self._approvals, self._take_vote, public_url=url),
             PolicyApi(self._policies, self._approvals),
             BudgetsApi(self._budgets),
-            AccountsApi(self.bus, self._budgets),
+            AccountsApi(self._budget_ledger.list, self._budgets),
             RedactionsApi(self._redactions),
             statuses={UnreadableRecord: 500},
         )
@@ -117,6 +117,7 @@ class ApprovalsService(Service):
         self.spawn("budgets", self._budgets.follow)
         self.spawn("redactions", self._redactions.follow)
         self.repeat("budget accounts", SWEEP_S, self._budget_ledger.sweep)
+        self.spawn("budget list", self._budget_ledger.list.index.run)
         self.spawn("policy file", self._policies.watch_file)
         self.spawn("feed", self._feed.run)
         self.repeat("audit", outbox_s, self._complete_audit)
@@ -157,7 +158,7 @@ class ApprovalsService(Service):
                 while self._tasks:  # a request's task may begin the task that sends its decision
                     await asyncio.wait(self._tasks)
         await self.cancel(
-            *("policy", "policy file", "budgets", "budget accounts", "redactions"),
+            *("policy", "policy file", "budgets", "budget accounts", "budget list", "redactions"),
             *("outbox", "audit", "list", "feed"),
         )
 

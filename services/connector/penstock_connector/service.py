@@ -200,7 +200,7 @@ class ConnectorService(Service):
                 # a start that has begun is completed, even if the service stops
                 seen = await asyncio.shield(taking_up)
             except BusError as error:
-                log.warning("looking for starts that wait at other connectors: %s", error)
+                log.warning("starts that wait at other connectors are looked for later: %s", error)
 
     async def _reap(self) -> None:
         while True:
@@ -208,7 +208,7 @@ class ConnectorService(Service):
             try:
                 await self._commands.reaper.reap()
             except BusError as error:
-                log.warning("looking for dead connectors: %s", error)
+                log.warning("dead connectors are looked for later: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.reap_s):
                     await self._may_reap.wait()
@@ -225,7 +225,7 @@ class ConnectorService(Service):
                         look_at = loop.time() + look_s
                         await watchdog.check()
                 except BusError as error:
-                    log.warning("looking for runs that are stuck: %s", error)
+                    log.warning("runs that are stuck are looked for later: %s", error)
         finally:
             with suppress(BusError):
                 await asyncio.shield(watchdog.stop())

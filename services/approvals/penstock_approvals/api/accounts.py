@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -11,20 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.budgets.account import WITHOUT_COST, is_current, rooms, used
-from penstock.budgets.accounts import BUCKET
+from penstock.budgets.account import WITHOUT_COST, rooms, used
 from penstock.budgets.admission import CurrentBudgets
 from penstock.budgets.model import Budget, Dimension, Per
-from penstock.bus import Bus, Entry
 from penstock.bus.records import BudgetAccount
-from penstock.web.answers import cursor_of, cursor_parts, json_answer, page_after
-from penstock.web.auth import Identity, identity_of
+from penstock.web.answers import cursor_of, cursor_parts, json_answer
+from penstock.web.auth import identity_of
 from penstock.web.bodies import read_query
 from penstock.web.operation import Operation, in_query, json, serves
 from penstock.web.read_scheduler import ReadScheduler
+from penstock_approvals.budgets.listing import BEGIN, AccountList, Place
 
 MAX_PAGE: Final = 1000
-READ_AT_ONCE: Final = 500  # How many accounts are read before other requests are handled.
 
 
 class Query(BaseModel):
@@ -82,8 +78,8 @@ class AccountPage(BaseModel):
 class AccountsApi:
     """The handler of the accounts' route."""
 
-    def __init__(self, bus: Bus, budgets: CurrentBudgets) -> None:
-        self._bus = bus
+    def __init__(self, accounts: AccountList, budgets: CurrentBudgets) -> None:
+        self._accounts = accounts
         self._budgets = budgets
         self._turns = ReadScheduler()
 
@@ -103,33 +99,24 @@ class AccountsApi:
     )
     async def accounts(self, request: Request) -> Response:
         query, who = read_query(request, Query), identity_of(request)
+        after = BEGIN if query.after is None else Place(*cursor_parts(query.after, *[str] * 4))
+        wanted = {"budget": query.budget, "subject": query.subject}
+        required = {name: value for name, value in wanted.items() if value is not None}
+        by_id, page = self._budgets.current.by_id, list[AccountShown]()
+        following: str | None = None
         async with self._turns.of(who.tenant_user):
-            entries = await self._bus.bucket(BUCKET).entries("account.*")
-            found = await self.found(entries, who, query)
-        after = cursor_parts(query.after, str, str, str) if query.after is not None else None
-        page, more = page_after(found, after, query.limit, _place)
-        following = cursor_of(*_place(page[-1])) if more else None
-        return json_answer(AccountPage(accounts=page, next=following).model_dump(mode="json"))
-
-    async def found(
-        self, entries: Sequence[Entry], who: Identity, query: Query
-    ) -> list[AccountShown]:
-        """Return the accounts that the caller may see and wants, in their order."""
-        now, by_id = self._bus.clock.now(), self._budgets.current.by_id
-        found = []
-        for number, entry in enumerate(entries):
-            if number % READ_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            account = BudgetAccount.model_validate_json(entry.value)
-            budget = by_id.get(account.budget)
-            is_seen = who.may_see_runs_of(account.user or "")
-            if not is_seen or budget is None or not is_current(account, now):
-                continue
-            is_wanted = query.budget in (None, budget.id)
-            if is_wanted and query.subject in (None, account.subject):
+            async for place, account in self._accounts.after(who.owners, required, after):
+                if (budget := by_id.get(account.budget)) is None:
+                    continue
                 shown = _shown(account, budget)
-                found += [shown] if shown.share >= query.share else []
-        return sorted(found, key=_place)
+                if shown.share < query.share:
+                    continue
+                if len(page) == query.limit:
+                    following = cursor_of(*after)
+                    break
+                page.append(shown)
+                after = place
+        return json_answer(AccountPage(accounts=page, next=following).model_dump(mode="json"))
 
 
 def _shown(account: BudgetAccount, budget: Budget) -> AccountShown:
@@ -147,8 +134,3 @@ def _shown(account: BudgetAccount, budget: Budget) -> AccountShown:
         calls_without_cost=used(account).get(WITHOUT_COST, 0),
         rooms=[RoomShown(**asdict(room), left=room.left) for room in found],
     )
-
-
-def _place(shown: AccountShown) -> tuple[str, str, str]:
-    """Return by what accounts are listed. Two tenants may have users of one name."""
-    return shown.budget, shown.subject, shown.tenant or ""

@@ -38,9 +38,7 @@ class BudgetActions:
         is: this run, or a workflow around it."""
         step = reached.step.do
         telemetry.BUDGET_STEPS.labels(reached.budget.id, step).inc()
-        text = "run %s: budget %s: %s at %d of %d (%s)"
-        numbers = (reached.used, reached.limit, reached.dimension)
-        log.info(text, run.run_id, reached.budget.id, step, *numbers)
+        log.info("run %s: budget %s: %s at %s", run.run_id, reached.budget.id, step, reached.told)
         if step == "warn":
             await self._warn(run.run_id, leg, reached)
         elif step == "stop":

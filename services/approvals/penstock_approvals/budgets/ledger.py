@@ -28,10 +28,8 @@ from penstock.budgets.account import (
     account_key,
     drop,
     forget,
-    is_current,
     new_account,
     put,
-    rooms,
     settle,
 )
 from penstock.budgets.accounts import BUCKET, KEPT_S, Accounts
@@ -45,6 +43,7 @@ from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule
 from penstock.events import TERMINAL
 from penstock_approvals.budgets.actions import BudgetActions
+from penstock_approvals.budgets.listing import AccountList
 from penstock_approvals.budgets.reached import reached, seconds_to_next_step
 from penstock_approvals.budgets.spending import Charge, add_events, tick
 
@@ -77,6 +76,7 @@ class BudgetLedger:
         self._actions = actions
         self._bucket = bus.bucket(BUCKET)
         self._accounts = Accounts(bus)
+        self.list = AccountList(bus)
         # By run: its record if it or a workflow around it has budgets, else None.
         self._runs: OrderedDict[str, RunRecord | None] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -264,12 +264,8 @@ class BudgetLedger:
         A run has an entry that no event settles if its window ended before the run began, or if its
         budget was deleted.
         """
-        shares: dict[str, float] = {}
-        for entry in await self._bucket.entries("account.*"):
+        async for entry in self.list.busy():
             account = BudgetAccount.model_validate_json(entry.value)
-            share = self._share(account)
-            if share is not None:
-                shares[account.budget] = max(share, shares.get(account.budget, 0.0))
             age_s = self._bus.clock.age_s
             old = [run_id for run_id, run in account.runs.items() if age_s(run.at) > ABANDONED_S]
             for run_id in old:
@@ -279,17 +275,10 @@ class BudgetLedger:
             records = [RunSpending.model_validate_json(each.value) for each in found.values()]
             if settled := [each.run_id for each in records if each.settled]:
                 await self._accounts.change(entry.key, account, partial(forget, run_ids=settled))
+        shares = await self.list.shares(self._budgets.current.by_id)
         telemetry.BUDGET_SHARE.clear()
         for budget_id, share in shares.items():
             telemetry.BUDGET_SHARE.labels(budget_id).set(share)
-
-    def _share(self, account: BudgetAccount) -> float | None:
-        """Return the share of its limit that is used; None for an account of one run, or of a
-        window that is over."""
-        budget = self._budgets.current.by_id.get(account.budget)
-        if budget is None or budget.per == "run" or not is_current(account, self._bus.clock.now()):
-            return None
-        return max((room.share for room in rooms(account, budget)), default=None)
 
     async def _sweep_run(self, key: str, account: BudgetAccount, run_id: str) -> None:
         record = await self._bus.bucket("runs").load(run_id, RunRecord)

@@ -42,6 +42,11 @@ class Reached:
         }
         return {name: value for name, value in facts.items() if value is not None}
 
+    @property
+    def told(self) -> str:
+        used, limit = (shown(self.dimension, n, self._currency) for n in (self.used, self.limit))
+        return f"{used} of {limit}"
+
     def mark(self, leg: int) -> str:
         """Return the name of the step in the run's record. A run whose limit was raised reaches the
         step again, and each leg may ask once."""
@@ -60,10 +65,8 @@ class Reached:
     @property
     def ask(self) -> Facts:
         """What people are asked, and by how much each answer raises the limit."""
-        limit = shown(self.dimension, self.limit, self._currency)
         text = (
-            f"The run has reached the budget {self.budget.id}: "
-            f"{shown(self.dimension, self.used, self._currency)} of {limit} are used. "
+            f"The run has reached the budget {self.budget.id}: {self.told} are used. "
             "May it use more? Without an answer it does not go on; a rejection ends it."
         )
         return {

@@ -283,7 +283,7 @@ class Follow:
                 newest = await last(self._bus, followed.stream, followed.pattern)
         except BusError as error:
             log.warning(
-                *("asking for the last message of %s: %s", followed.pattern, error),
+                *("%s is looked at later: %s", followed.pattern, error),
                 extra=run_of(followed.pattern),
             )
             return  # the next probe or reconnect asks again
@@ -298,7 +298,7 @@ class Follow:
                 found, pending = await self._read_on()
             except BusError as error:
                 pattern = self._followed.pattern
-                log.warning("reading %s: %s", pattern, error, extra=run_of(pattern))
+                log.warning("%s is read on later: %s", pattern, error, extra=run_of(pattern))
                 await asyncio.sleep(RETRY_S * 10)
                 continue
             if found:
@@ -367,7 +367,7 @@ class Follow:
             await self._bus.jetstream.content.open(*self._early)
         except BusError as error:
             pattern = self._followed.pattern
-            log.warning("reading %s: %s", pattern, error, extra=run_of(pattern))
+            log.warning("%s is read on later: %s", pattern, error, extra=run_of(pattern))
             await asyncio.sleep(RETRY_S * 10)
         early, self._early, self._early_bytes = self._early, [], 0
         for stored in early:

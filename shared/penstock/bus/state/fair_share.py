@@ -130,7 +130,7 @@ class FairShare:
             try:
                 await step()
             except BusError as error:
-                log.warning("%s: %s", self._group, error)
+                log.warning("%s: its parts are divided later: %s", self._group, error)
 
         # The shield keeps the step from being cancelled half-way. Otherwise, the bucket could keep
         # leases that this member does not know and never releases.
@@ -166,7 +166,7 @@ class FairShare:
         kept = await asyncio.gather(*(lease.renew() for _, lease in held))
         lost = [part for (part, _), is_kept in zip(held, kept, strict=True) if not is_kept]
         for part in lost:
-            log.warning("%s: lost part %d", self._group, part)
+            log.warning("%s: part %d is lost: its lease was not renewed", self._group, part)
             del self._held[part]
         # The calls of `stop` run concurrently, too, since each may have to wait for the bus.
         await asyncio.gather(*map(self._stop, lost))
@@ -231,7 +231,7 @@ class FairShare:
                 self._held[part] = lease
                 await self._start(part)
             elif isinstance(got, BaseException):
-                log.warning("%s: part %d: %s", self._group, part, got)
+                log.warning("%s: part %d is taken later: %s", self._group, part, got)
 
     async def _give_up(self, *parts: int) -> None:
         async def give_up(part: int) -> None:

@@ -83,7 +83,7 @@ class Lease:
             if not await self._take(self._revision):
                 self._revision = 0
         except BusError as error:
-            log.warning("lease %s: %s", self.key, error)
+            log.warning("lease %s is renewed later, or expires: %s", self.key, error)
         return self.is_held
 
     async def _take(self, revision: int) -> bool:
@@ -123,7 +123,7 @@ class Lease:
                     elif not await self.acquire():
                         log.warning("lease %s is held by another process", self.key)
                 except BusError as error:
-                    log.warning("lease %s: %s", self.key, error)
+                    log.warning("lease %s is taken later: %s", self.key, error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(renew_s):
                         await is_back.wait()

@@ -98,8 +98,8 @@ class WaitingStream:
         except (BusError, Problem) as error:
             # The head has been sent, so the response can no longer be an error. The response ends,
             # and the client reconnects. The client has no frames yet, so no frame is lost.
-            extra = run_of(self._notices)
-            log.warning("waiting for %s: %s", self._notices, error, extra=extra)
+            text = "a stream that waits for %s ends, and its client comes again: %s"
+            log.warning(text, self._notices, error, extra=run_of(self._notices))
         except BaseException:
             if stream is not None:
                 # If the stream were not discarded, the hub would keep a client that has no
@@ -138,7 +138,7 @@ class WaitingStream:
             return await self._begun()
         except BusError as error:
             extra = run_of(self._notices)
-            log.warning("waiting for %s: %s", self._notices, error, extra=extra)
+            log.warning("%s is looked at later: %s", self._notices, error, extra=extra)
             return None
 
     async def _write_end(self, receive: Receive, send: Send) -> None:
