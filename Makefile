@@ -64,6 +64,8 @@ WORKERS := $(shell n=$$(($(CORES) * 6)); [ $$n -gt 12 ] && n=12; echo $$n)
 PYTEST_N := $(BIN)/python -m pytest --workers $(WORKERS)
 # Where Python may keep no compiled modules, each program that tests start compiles its own: 1 s.
 test all-tests test-fast: export PYTHONDONTWRITEBYTECODE =
+# pip would compile all modules of all environments, of which the tests import less than half.
+test all-tests test-fast environments: export PIP_COMPILE = 0
 # What needs nothing but .venv and takes little: pure code, and the bus over one real nats-server.
 FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py tests/web/test_identity.py \
 	tests/connector/model/test_model.py tests/connector/upstreams tests/connector/legs/test_history.py \
@@ -82,7 +84,8 @@ test: ## Set up what is not there yet, and run all that CI runs (9 minutes on tw
 all-tests: lint environments
 	@$(PYTEST_N) -rs
 
-environments: setup upstreams node agui-client
+# npm waits for its downloads meanwhile, so it begins first.
+environments: node agui-client setup upstreams
 
 test-fast: setup ## Run the tests of pure code and of the bus, which need .venv alone (90 s on two cores)
 	@$(PYTEST_N) -m "not real and not bench and not console and not chaos and not dist and not images and not kubernetes and not n8n" -rs $(FAST)
