@@ -49,10 +49,9 @@ def package(member: str) -> tuple[str, str, set[str]]:
     """Return the distribution's name and version as in file names, and the files it must have."""
     project = toml(f"{member}/pyproject.toml")
     [name] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    inside = [
-        path.relative_to(ROOT / member) for path in files() if path.is_relative_to(ROOT / member)
-    ]
-    own = {str(path) for path in inside if path.parts[0] == name}
+    folder = f"{ROOT / member}/"
+    inside = [str(path).removeprefix(folder) for path in files() if str(path).startswith(folder)]
+    own = {path for path in inside if path.startswith(f"{name}/")}
     distribution = project["project"]["name"].replace("-", "_")
     return distribution, project["project"]["version"], own
 

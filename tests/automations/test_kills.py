@@ -14,6 +14,7 @@ from penstock.bus import streams
 from penstock_automations.jobs.order import Queue
 from penstock_automations.settings import AutomationsSettings
 from support.drive.automations import rule, user, without_service
+from support.drive.short import in_short
 from support.fakes.receiver import answers, hangs, late
 from support.real.automating import automations_process
 from support.real.nats import NatsServer
@@ -22,7 +23,7 @@ from support.real.nats import NatsServer
 WRITES = 4
 
 
-@pytest.mark.parametrize("write", range(1, WRITES + 1))
+@pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [1, 3]))
 async def test_a_kill_at_any_step_of_a_delivery_leaves_one_outcome(
     fresh_nats: NatsServer, write: int
 ) -> None:
@@ -47,9 +48,7 @@ async def test_a_kill_at_any_step_of_a_delivery_leaves_one_outcome(
 
 # Of one delivery in order: its place in the queue, the job, automation.triggered, (the request),
 # the record, the outcome, the end of its place.
-@pytest.mark.parametrize(
-    "write", [*(pytest.param(n, marks=pytest.mark.chaos) for n in range(1, 6)), 6]
-)
+@pytest.mark.parametrize("write", in_short(range(1, 7), [6]))
 async def test_a_kill_at_any_step_of_an_ordered_delivery_leaves_one_outcome_and_no_queue(
     fresh_nats: NatsServer, write: int
 ) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Requests for each operation: for one with a body, for one without a body, and for each in the long
 # form, which asks for every operation with authentication and without.
-WITH_BODY: Final = 4
+WITH_BODY: Final = 3
 WITHOUT_BODY: Final = 2
 MANY: Final = 50
 EIGHTH: Final = 8

@@ -702,6 +702,7 @@ async def test_a_question_is_answered_by_the_form_of_its_schema(
         is_clean(page, demo)
 
 
+@pytest.mark.console
 async def test_a_penstock_that_is_killed_in_the_middle_loses_and_repeats_nothing(
     agno_server: Upstream, tmp_path: Path
 ) -> None:

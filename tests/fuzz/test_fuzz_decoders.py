@@ -12,7 +12,7 @@ from fuzz.folded import Leg, Story
 from fuzz.recorded import PROTOCOLS
 from fuzz.spoken import speak
 
-QUICK_CASES = 1500
+QUICK_CASES = 800
 
 
 def case(rng: random.Random) -> None:

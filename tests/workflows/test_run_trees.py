@@ -30,7 +30,7 @@ from support.drive.workflows import (
 )
 from support.real.nats import NatsServer
 
-LIMIT = 60
+LIMIT = 40
 # A workflow that runs an agent and itself, four times each.
 SELF = """
 name: itself

@@ -165,7 +165,7 @@ async def test_a_step_that_is_noticed_after_the_deadline_is_not_announced(
 WRITES = 4
 
 
-@pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [2, 3]))
+@pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [3]))
 async def test_a_kill_at_any_write_of_a_step_leaves_it_announced_once(
     fresh_nats: NatsServer, tmp_path: Path, write: int
 ) -> None:

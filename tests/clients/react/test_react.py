@@ -116,6 +116,7 @@ async def ended_of(site: Site) -> dict[str, Any] | None:
     return next((each for each in ends if each["open"] == 0), None)
 
 
+@pytest.mark.chaos
 def test_its_types_fit_what_it_does(project: Path) -> None:
     options = {
         **{"strict": True, "target": "es2022", "module": "nodenext", "noEmit": True},

@@ -23,6 +23,7 @@ from penstock_edge.stream.responses.pages import page
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.framing import PageItems
 from support.drive.bus import make_streams
+from support.drive.short import in_short
 from support.drive.trees import DIALECTS, TreeReader, taken
 from support.drive.waiting import eventually
 from support.fakes.pretend import PretendRun
@@ -63,7 +64,7 @@ def bodies(frames: list[Frame]) -> list[dict[str, Any]]:
     return [orjson.loads(frame.data) for frame in frames]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", in_short(DIALECTS, ("executions", "agui", "a2a")))
 async def test_a_live_stream_equals_its_replay_cut_at_every_frame(
     bus: Bus, tree: PretendTree, reader: TreeReader, dialect: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[3]
 _MADE = {".git", ".venv", ".penstock", ".hypothesis", "__pycache__", "build", "dist"}
 
 
-def files() -> list[Path]:
-    """Return the files that git tracks or would track.
+@cache
+def files() -> tuple[Path, ...]:
+    """Return the files that git tracks or would track, as they were at the first call.
 
     Outside a git checkout, return all files except generated ones.
     """
@@ -27,7 +29,7 @@ def files() -> list[Path]:
         paths = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
     else:
         paths = [path for path in ROOT.rglob("*") if not _MADE & set(path.parts)]
-    return sorted(path for path in paths if path.is_file())
+    return tuple(sorted(path for path in paths if path.is_file()))
 
 
 def toml(path: str) -> dict[str, Any]:

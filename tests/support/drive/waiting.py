@@ -9,16 +9,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+_SHORTEST_S, _LONGEST_S = 0.01, 0.2
 
 
 def _pause_s(waited_s: float) -> float:
-    """Return the pause before the next look: a tenth of the time that was waited so far.
+    """Return the pause before the next look: a fifth of the time that was waited so far.
 
     Many probes are HTTP requests, or expressions that a browser evaluates. With a look every 10 ms,
     the waiting tests would take the CPU from what they wait for.
     """
-    return min(max(_SHORTEST_S, waited_s / 10), _LONGEST_S)
+    return min(max(_SHORTEST_S, waited_s / 5), _LONGEST_S)
 
 
 def wait_for(probe: Callable[[], T | None], timeout_s: float, what: str) -> T:

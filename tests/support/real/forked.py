@@ -37,6 +37,14 @@ _FORKS.set_forkserver_preload(
         "penstock_workflows.service",
         "penstock_cli.local.up",
         "penstock_cli.commands.runs",
+        # what they import only where a setting, a rule or a request needs it
+        "cel_expr_python",
+        "genai_prices.data",
+        "httpcore",
+        "penstock.tracing.otlp",
+        "penstock.web.auth.keys",
+        "re2",
+        "uvicorn.protocols.websockets.auto",
     ]
 )
 # The kernel gives an exit code once, and `multiprocessing` looks for the codes of all programs

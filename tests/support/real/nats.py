@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def login(user: str) -> dict[str, Any]:
 SHARDS = 8  # the number of shards that the users may use
 
 
+@cache
 def _users(more: str = "") -> str:
     passwords = {user: f'"{password_of(user)}{more}"' for user in permissions.NAMES}
     return f"{permissions.configuration(passwords, SHARDS)}no_auth_user: {permissions.OPERATOR}\n"
@@ -236,7 +238,9 @@ class NatsServer:
         self.start()
 
     def remove(self) -> None:
-        """Stop the server and delete its files."""
+        """Kill the server, which would store its state for nobody, and delete its files."""
+        if self._process is not None:
+            self._process.popen.kill()
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._in_memory is not None:

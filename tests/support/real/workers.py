@@ -173,11 +173,16 @@ class _Reports:
     def __init__(self, config: pytest.Config, results: connection.Connection) -> None:
         self._config = config
         self._results = results
+        options = config.option
+        self._sends_all = options.durations is not None or options.xmlpath is not None
 
     def pytest_runtest_logstart(self, nodeid: str, location: _Location) -> None:
         self._results.send(("start", nodeid, location))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Send a report, unless it says that a set-up or an end has passed: nobody shows that."""
+        if report.passed and report.when != "call" and not self._sends_all:
+            return
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._results.send(("report", data))
 

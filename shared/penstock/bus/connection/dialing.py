@@ -8,6 +8,7 @@ import time
 from asyncio import timeout
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from functools import cache
 from importlib.metadata import version
 
 from nats.errors import Error as NatsError
@@ -28,6 +29,11 @@ MIN_SERVER = (2, 12)
 # The least `max_payload` that a server must have. Parts and records have up to 512 KiB, and headers
 # in addition.
 MIN_PAYLOAD_BYTES = 1024 * 1024
+
+
+@cache
+def _installed_nats_py() -> str:
+    return version("nats-py")
 
 
 class Link(Enum):
@@ -64,7 +70,7 @@ class Dialer:
             NotThereYet: no server took the connection within `connect_timeout_s`.
             StartUpError: the servers refuse the connection, or the settings cannot be used.
         """
-        if not (found := version("nats-py")).startswith(f"{NATS_PY}."):
+        if not (found := _installed_nats_py()).startswith(f"{NATS_PY}."):
             raise StartUpError(
                 f"nats-py {found} is installed, and Penstock was tried with {NATS_PY} only: "
                 f"install nats-py=={NATS_PY}.*"
