@@ -16,7 +16,7 @@ from typing import Final
 
 from alerts.load import ASKING, FLOOD, LONG, Load
 from penstock.bus import messages
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from support.drive.dead_letters import a_cancel, publish
 from support.drive.pipeline import new_run_id
 from support.fakes.clocks import ShiftedClock, libfaketime

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, DecideRequest
 from penstock.tracing import context, spans
 from penstock_approvals.outcomes.automatic import as_expired
 from penstock_approvals.outcomes.votes import with_vote

@@ -22,7 +22,8 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest, HoldChange
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records.erasures import HoldChange
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit as subject_of
 from penstock.bus.write import fence

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, DecideRequest
 from penstock.settings import Config
 from penstock_approvals.audit.trail import Audit
 from penstock_approvals.audit.verify import Verifier

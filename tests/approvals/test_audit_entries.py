@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock_approvals.audit.chain import Entry, Link, canonical, link, missing
 from penstock_approvals.audit.entries import MAX_DETAILS_BYTES, entries_of, sent
 

@@ -24,17 +24,9 @@ from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
 from penstock.bus import Bucket, Bus, Entry, Message, messages
 from penstock.bus.read import direct
-from penstock.bus.records import (
-    AccountRun,
-    ApprovalRecord,
-    BudgetAccount,
-    CancelCommand,
-    Decided,
-    Decider,
-    DecideRequest,
-    RunRecord,
-    RunSpending,
-)
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records.budgets import AccountRun, BudgetAccount, RunSpending
+from penstock.bus.records.runs import CancelCommand, RunRecord
 from penstock.bus.streams import AUDIT, COMMANDS, raw_for
 from penstock.bus.subjects import audit, command, event_input, raw_stored
 from penstock.settings import Config

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from penstock.bus import RawWriter
-from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, DecideRequest
 from penstock.settings import Config
 from penstock_approvals.audit.chain import Link
 from penstock_approvals.audit.trail import Audit

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.bus import Msg, streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, CancelCommand
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.runs import CancelCommand
 from penstock.settings import Config
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.lifecycle.restore import Restore

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, DecideRequest
 from penstock.bus.state.losses import Loss
 from penstock.bus.subjects import key_of
 from penstock.settings import Config

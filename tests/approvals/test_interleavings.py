@@ -23,7 +23,7 @@ from approvals.test_stateful import FUSES, Deciding, Mortal
 from fuzz.cases import examples
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ContinueCommand, DecideReply
+from penstock.bus.records.approvals import ContinueCommand, DecideReply
 from penstock_approvals.lifecycle import outbox
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.outcomes.remarks import with_remark

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bus import Bus, Entry
-from penstock.bus.records import ApprovalRecord, Deciders
+from penstock.bus.records.approvals import ApprovalRecord, Deciders
 from penstock.bus.state.bucket_index import Change, StillReading
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY, ServiceGrant

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.settings import Config
 from penstock.sse import Frame, Parser
 from penstock.web.auth import Identity

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
-from penstock.bus.records import Deciders
+from penstock.bus.records.approvals import Deciders
 from penstock_cli.main import app
 from penstock_cli.terminal.watch import described
 from support.drive.access import AGUI

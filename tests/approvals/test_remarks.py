@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders, Escalation
 from penstock_approvals.api.changes import name_of
 from penstock_approvals.audit.entries import entries_of
 from penstock_approvals.inbox.visibility import audiences_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, DecideRequest
 from penstock_approvals.outcomes.rules import DecisionMismatch, check, misfit, outcome
 
 SCHEMA = {

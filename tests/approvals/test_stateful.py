@@ -25,7 +25,9 @@ from fuzz.cases import examples
 from penstock import lookups
 from penstock.bus import Bucket, Bus, Message, Stored, messages, streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ContinueCommand, Decided, DecideRequest, PauseRecord, RunRecord
+from penstock.bus.records.approvals import ContinueCommand, Decided, DecideRequest
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import RunRecord
 from penstock_approvals.lifecycle import outbox
 from penstock_approvals.lifecycle.decisions import Approvals
 from support.drive.bus import new_run_id

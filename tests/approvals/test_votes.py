@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     ApprovalRecord,
     Decided,
     Decider,

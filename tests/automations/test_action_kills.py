@@ -9,7 +9,7 @@ import pytest
 
 from penstock.bus import streams
 from penstock.bus.read import direct
-from penstock.bus.records import RunRecord, StartCommand
+from penstock.bus.records.runs import RunRecord, StartCommand
 from penstock_approvals.service import ApprovalsService
 from support.drive.automations import rule_with, user, without_service
 from support.drive.short import in_short

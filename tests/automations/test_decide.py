@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.bus import Msg, subjects
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, DecideReply, DecideRequest
 from penstock_approvals.service import ApprovalsService
 from penstock_automations.delivery.records import DeliveryRecord
 from penstock_automations.jobs.job import Job

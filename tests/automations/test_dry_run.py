@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.bus import Bus, Message, messages, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock_automations.matching.dry_run import Asked, dry_run
 from penstock_automations.rules.records import CompiledRule, Owner, RuleRecord, compile_rule
 from support.drive.automations import rule

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.bus import subjects
 from penstock.bus.admin.migrate import reshard
-from penstock.bus.records import Push, PushReply, PushRequest, RunRecord
+from penstock.bus.records.runs import RunRecord
+from penstock.bus.records.webhooks import Push, PushReply, PushRequest
 from penstock.bus.subjects import shard_of
 from penstock.runs import open_runs
 from penstock.settings import AgnoAgent, Config

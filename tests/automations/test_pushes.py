@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus import Bus, BusError, subjects
-from penstock.bus.records import Push, PushReply, PushRequest
+from penstock.bus.records.webhooks import Push, PushReply, PushRequest
 from penstock.dialects.a2a import TaskFold
 from penstock_automations.rules.model import Rule
 from penstock_automations.rules.pushes import prefix

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, Entry, streams
-from penstock.bus.records import LatestWorkflow, RunRecord, StartCommand
+from penstock.bus.records.runs import RunRecord, StartCommand
+from penstock.bus.records.workflows import LatestWorkflow
 from penstock.bus.state.kv import Bucket
 from penstock.settings import Config
 from penstock.web.auth.identity import RunUser

@@ -21,7 +21,8 @@ from penstock.bus import (
 from penstock.bus.admin import replay
 from penstock.bus.messages import now
 from penstock.bus.read import direct
-from penstock.bus.records import LatestWorkflow, RunRecord, StartCommand, WorkflowRecord
+from penstock.bus.records.runs import RunRecord, StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.bus.state import deadletters
 from penstock.bus.write.objects import unwrap
 from penstock.runs.start import Start, Started, Starter

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.write.objects import unwrap
 from penstock.settings import Config
 from penstock_automations.rules.check import read_rule

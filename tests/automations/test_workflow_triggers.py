@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.settings import Config, WorkflowAgent
 from penstock_automations.rules.check import read_rule
 from penstock_automations.rules.model import Rule

@@ -26,7 +26,7 @@ import orjson
 import uuid_utils
 
 from penstock.bus import Bus, BusSettings, Message, messages, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 
 TYPE: Final = "llm.stream"
 WORDS: Final = "a piece of text that is as long as most pieces of an answer are, and some more"

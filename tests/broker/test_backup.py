@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import Bus, BusSettings, streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import Retention
 from penstock.bus.subjects import shard_of
 from penstock_cli.commands.streams import INDEX

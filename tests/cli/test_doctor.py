@@ -24,7 +24,7 @@ from penstock.bus.admin.permissions import (
     configuration,
     with_shards,
 )
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 from penstock.doctor import nats_facts
 from penstock.doctor.checks import CHECKS, NEEDED, WAITING, run_checks
 from penstock.doctor.facts import (

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.settings import Config
 from penstock.visible import TooLarge, visible
 from penstock_cli.terminal.watch import Watch, described, lines, parse_answer

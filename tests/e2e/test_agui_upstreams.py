@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import uuid_utils
 
-from penstock.bus.records import ForkedFrom, RunRecord, TakenOver
+from penstock.bus.records.runs import ForkedFrom, RunRecord, TakenOver
 from penstock.events import TERMINAL, parse, typed_data
 from penstock.settings import AguiAgent, Config
 from penstock_edge.runs.forking import FirstRun, fork_of

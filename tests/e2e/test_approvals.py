@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.events import TERMINAL, parse, typed_data
 from penstock.settings import Config
 from support.drive.pipeline import Event, Pipeline, new_run_id, pipeline, types

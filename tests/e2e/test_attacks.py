@@ -20,7 +20,8 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus import Bus, BusSettings
-from penstock.bus.records import SessionRecord, StartCommand
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.subjects import session_key
 from penstock.settings import AguiAgent, AuthSettings, Config, Settings
 from penstock.sse import Parser

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.settings import AgnoAgent, Config
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService

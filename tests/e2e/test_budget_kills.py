@@ -19,7 +19,8 @@ from penstock.budgets.admission import Admission, CurrentBudgets
 from penstock.budgets.document import RunFacts
 from penstock.bus import Bus, RawWriter, streams
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, BudgetAccount, RunRecord
+from penstock.bus.records.budgets import BudgetAccount
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.subjects import run_id_of
 from penstock.events import TERMINAL
 from penstock_approvals.budgets.actions import BudgetActions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.bus.records import Decider, LinkRequest
+from penstock.bus.records.approvals import Decider, LinkRequest
 from penstock.runs.decide import request_link
 from support.drive.budgets import put_in_force
 from support.drive.bus import connected

@@ -12,7 +12,7 @@ from penstock.bus import (
     messages,
     subjects,
 )
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from support.drive.dead_letters import publish, the_letter
 from support.drive.normalizing import (
     Run,

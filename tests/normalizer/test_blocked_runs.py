@@ -20,7 +20,7 @@ from penstock.bus import (
 )
 from penstock.bus.budget import Budget
 from penstock.bus.read import direct
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state import deadletters
 from penstock.bus.write import objects
 from penstock.dialects.decoders import DECODERS

@@ -22,7 +22,8 @@ import yaml
 
 from penstock.bus import Bus, Msg, subjects
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import CheckReply, CheckRequest, RunRecord
+from penstock.bus.records.runs import RunRecord
+from penstock.bus.records.webhooks import CheckReply, CheckRequest
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data

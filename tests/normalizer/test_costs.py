@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from penstock import telemetry
 from penstock.bus import Bus, Stored
-from penstock.bus.records import CostRecord
+from penstock.bus.records.costs import CostRecord
 from penstock_edge.sources.cost_list import CostList
 from penstock_normalizer.costs.ledger import Ledger
 from penstock_normalizer.costs.sums import MAX_ROWS, add_model_calls

@@ -10,7 +10,8 @@ from uuid import uuid4
 import orjson
 
 from penstock.bus import Bus, messages, streams, subjects
-from penstock.bus.records import Hold, RunRecord
+from penstock.bus.records.erasures import Hold
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.run_trees import RunTrees
 from penstock.settings.keep import parse_keep
 from penstock_normalizer.erasing.early import EarlyErasures

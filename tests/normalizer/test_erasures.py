@@ -13,7 +13,9 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, Message, RawWriter, Stored, messages, streams, subjects
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Hold, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, Decision
+from penstock.bus.records.erasures import Hold
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.write import objects
 from penstock_connector.upstreams.conversations import Threads
 from penstock_normalizer.erasing.eraser import Eraser

@@ -10,7 +10,7 @@ import pytest
 from penstock.bus import (
     messages,
 )
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.write import objects
 from penstock_normalizer.runs.run_index import RunIndex
 from support.drive.normalizing import (

@@ -20,7 +20,7 @@ from penstock.bus import (
 )
 from penstock.bus.budget import Budget
 from penstock.bus.read import direct
-from penstock.bus.records import PauseRecord
+from penstock.bus.records.legs import PauseRecord
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.settings import NormalizerSettings
 from support.drive.bus import make_streams

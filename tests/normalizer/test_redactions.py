@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.bus import streams, subjects
 from penstock.bus.messages import SEQUENCE, RawFrame
-from penstock.bus.records import MAX_SHOWN_CHARACTERS, REVIEW_ITEM
+from penstock.bus.records.approvals import REVIEW_ITEM
+from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft
 from penstock.dialects.decoders import DECODERS
 from penstock.events import parse, typed_data

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, RawWriter, Stored, messages, subjects
-from penstock.bus.records import PauseRecord, RunRecord
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.decoders import DECODERS
 from penstock.dialects.workflow import WRITER
 from penstock_normalizer.fold.envelope import CanonicalEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.web.auth import Identity
 from penstock_edge.runs.cancel import Canceller
 from support.drive.dying import instances

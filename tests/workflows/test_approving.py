@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, DecideRequest
 from support.drive.pipeline import Event, Pipeline, types
 from support.drive.waiting import eventually
 from support.drive.workflows import (

@@ -13,7 +13,8 @@ import pytest_asyncio
 import yaml
 
 from penstock.bus import Bus, BusSettings, streams, subjects
-from penstock.bus.records import LatestWorkflow, StartCommand, WorkflowRecord
+from penstock.bus.records.runs import StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import latest_key, version_key
 from penstock.service import Service
 from penstock.settings import AgnoAgent, AuthSettings, Config, ConfigurationError, Settings

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.bus.records import ForkedFrom, TakenOver
+from penstock.bus.records.runs import ForkedFrom, TakenOver
 from penstock_workflows.journal.journal import Journals
 from support.drive.dying import instances
 from support.drive.pipeline import PIPELINE, Event, Pipeline, types

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.run_trees import RunTrees
 from penstock_automations.rules.store import RuleStore
 from penstock_automations.service import AutomationsService

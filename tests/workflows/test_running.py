@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.bus import Message, streams, subjects
-from penstock.bus.records import ApprovalNews, RunRecord, StartCommand
+from penstock.bus.records.approvals import ApprovalNews
+from penstock.bus.records.runs import RunRecord, StartCommand
 from penstock.settings import AguiAgent, Config
 from penstock_workflows.engine.records import End, Record, Scheduled, Started, Waiting
 from penstock_workflows.journal.journal import EMPTY, Journals

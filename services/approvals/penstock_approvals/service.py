@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from penstock import telemetry
 from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import BusError, Consumer, Msg, ObjectGone, Stored, streams
-from penstock.bus.records import DecideReply, DecideRequest
+from penstock.bus.records.approvals import DecideReply, DecideRequest
 from penstock.bus.subjects import due, run_id_of
 from penstock.redactions.document import CurrentRedactions
 from penstock.service import Context, Service, routes_on_bus

@@ -13,7 +13,7 @@ from penstock.bus.admin import migrate
 from penstock.bus.admin.advisories import ADVISORIES, handler_of_advisories
 from penstock.bus.admin.replay import replay_number
 from penstock.bus.budget import Budget
-from penstock.bus.records import ENDED
+from penstock.bus.records.runs import ENDED
 from penstock.bus.shards import each_shard, group_of
 from penstock.bus.state import deadletters
 from penstock.bus.subjects import PARTITIONS, replay_letter

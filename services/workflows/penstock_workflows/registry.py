@@ -16,7 +16,7 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import LatestWorkflow, ScheduledRuns, WorkflowRecord
+from penstock.bus.records.workflows import LatestWorkflow, ScheduledRuns, WorkflowRecord
 from penstock.runs.workflows import BUCKET, latest_key, version_key
 from penstock.settings import Config, ConfigurationError
 from penstock.turns import TenantUser

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from penstock.budgets.document import RunFacts
 from penstock.budgets.model import Budget, Dimension, Per, Window
-from penstock.bus.records import AccountRaise, AccountRun, BudgetAccount
+from penstock.bus.records.budgets import AccountRaise, AccountRun, BudgetAccount
 from penstock.bus.subjects import key_of
 
 # The most runs that may be in an account at once: each change writes all of them.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from penstock.bus import Bus
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 
 BUCKET: Final = "budgets"
 # Seconds for which the account and the spending of an ended run are kept: longer than its events,

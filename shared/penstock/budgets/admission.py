@@ -21,7 +21,7 @@ from penstock.budgets.accounts import Accounts
 from penstock.budgets.document import NONE, Budgets, RunFacts, from_value
 from penstock.budgets.model import Budget, shown
 from penstock.bus import Bus
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 from penstock.documents.store import Documents
 from penstock.web.problems import Problem
 

@@ -14,7 +14,7 @@ from penstock.bus.admin.configuration import declared, schema_of
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.admin.permissions import SUBSCRIBER
 from penstock.bus.errors import STREAM_NOT_FOUND, ApiError
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 from penstock.bus.shards import group_of
 from penstock.doctor.facts import AccountFact, ConsumerFact, Facts, PartitionFact, StreamFact
 from penstock.settings.keep import Keep

@@ -16,7 +16,7 @@ import orjson
 from pydantic import AfterValidator, Field, JsonValue
 
 from penstock.bus import Bus, FenceConflict, Message, subjects
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.write import fence
 
 # The text that replaces a rule's id in the subjects and keys of calls. No rule can have this id.

@@ -6,7 +6,13 @@ from typing import Final
 from uuid import uuid4
 
 from penstock.bus import Bus, Msg, OutcomeUnknown
-from penstock.bus.records import ApprovalRecord, DecideReply, DecideRequest, LinkReply, LinkRequest
+from penstock.bus.records.approvals import (
+    ApprovalRecord,
+    DecideReply,
+    DecideRequest,
+    LinkReply,
+    LinkRequest,
+)
 from penstock.bus.subjects import decide, link
 from penstock.tracing import requests
 from penstock.web.problems import Problem

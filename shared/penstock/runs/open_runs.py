@@ -23,7 +23,7 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.bus import Bus, Reader, Stored, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.turns import Level, TenantUser
 from penstock.web.auth import limit_refusal

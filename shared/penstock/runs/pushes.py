@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.bus import Bus, subjects
-from penstock.bus.records import Push, PushReply, PushRequest
+from penstock.bus.records.webhooks import Push, PushReply, PushRequest
 from penstock.runs.decide import ANSWER_S
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem

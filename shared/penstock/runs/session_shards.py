@@ -11,7 +11,7 @@ import secrets
 from typing import Final
 
 from penstock.bus import Bus, BusUnavailable, subjects
-from penstock.bus.records import SessionRecord
+from penstock.bus.records.legs import SessionRecord
 
 KNOWN_SESSIONS: Final = 20_000
 # The agent of the session record that lists the runs of workflows which are no configured agents.

@@ -28,15 +28,8 @@ from penstock.bus import (
     StreamFull,
     subjects,
 )
-from penstock.bus.records import (
-    MAX_SESSION_RUNS,
-    ForkedFrom,
-    RunRecord,
-    SessionRecord,
-    StartCommand,
-    TakenOver,
-    WhenBusy,
-)
+from penstock.bus.records.legs import MAX_SESSION_RUNS, SessionRecord
+from penstock.bus.records.runs import ForkedFrom, RunRecord, StartCommand, TakenOver, WhenBusy
 from penstock.bus.shards import new_run_id
 from penstock.bus.state.run_trees import RunTrees, Stopped
 from penstock.bus.subjects import session_key

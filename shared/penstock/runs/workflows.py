@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.json_schema import (
     LOOP_STEPS,
     MAX_STEPS,

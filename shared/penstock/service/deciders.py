@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.bus.records import Channel, Decider, DeciderLimits
+from penstock.bus.records.approvals import Channel, Decider, DeciderLimits
 from penstock.web.auth import Identity
 
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus import BusUnavailable, Msg, streams
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     ApprovalNews,
     ApprovalRecord,
     Deciders,

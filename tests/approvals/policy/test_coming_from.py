@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock_approvals.outcomes.votes import VoteRefused, with_vote
 from penstock_approvals.policy.document import from_value
 from penstock_approvals.policy.rulings import Question

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders, Escalation, Vote
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders, Escalation, Vote
 from penstock_approvals.inbox.visibility import audiences_of
 from penstock_approvals.policy.deciding_rights import may_decide, may_see, person_of
 from penstock_approvals.policy.document import parse

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.bus import streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.settings import Config
 from penstock_approvals.api.changes import name_of
 from penstock_approvals.lifecycle.decisions import Approvals

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders, ItemRuling
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders, ItemRuling
 from penstock_approvals.policy.deciding_rights import may_decide, may_see
 
 AT = "2026-11-20T10:00:00.000Z"

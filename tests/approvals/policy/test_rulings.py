@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.documents.fields import DecidersOf
 from penstock_approvals.policy.document import parse
 from penstock_approvals.policy.rulings import Matched, Policy, Question, StepTerms

@@ -19,7 +19,7 @@ import uuid_utils
 from bench.peers.penstock import broker, services
 from bench.session import Session
 from penstock.bus import Bus, BusSettings, Message, messages, streams, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock_automations.rules.records import Owner
 from penstock_automations.rules.store import RuleStore
 from support.drive.automations import rule

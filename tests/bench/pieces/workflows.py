@@ -27,7 +27,7 @@ from penstock.bus import (
     streams,
     subjects,
 )
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from support.drive.pipeline import new_run_id
 from support.drive.waiting import eventually
 from support.drive.workflows import define, sequence, start_workflow

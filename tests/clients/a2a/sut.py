@@ -19,7 +19,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from penstock.bus import Bus, RawWriter, subjects
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.a2a import client_message_id
 from penstock.settings import Config

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from penstock.bus import Retry, Stored, streams, subjects
-from penstock.bus.records import CancelCommand
+from penstock.bus.records.runs import CancelCommand
 from penstock.settings import AdkAgent, Config
 from penstock_connector.commands.handlers import Commands
 from penstock_connector.service import ConnectorService

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.bus import Stored, messages
-from penstock.bus.records import Claim, SendingState, Sent
+from penstock.bus.records.legs import Claim, SendingState, Sent
 from penstock_connector.commands import cancel, continue_, start
 from penstock_connector.commands.cancel import Reply
 from penstock_connector.commands.continue_ import OpenDecision, decide_to_open

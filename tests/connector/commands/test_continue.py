@@ -10,7 +10,8 @@ import pytest
 
 from penstock import telemetry
 from penstock.bus import RawWriter
-from penstock.bus.records import ApprovalRecord, ContinueCommand, Decided, PauseRecord, Sent
+from penstock.bus.records.approvals import ApprovalRecord, ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord, Sent
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_normalizer.service import NormalizerService

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bus import Bus
 from penstock.bus.admin.replay import CannotReplay, replay_letter
-from penstock.bus.records import CancelCommand
+from penstock.bus.records.runs import CancelCommand
 from penstock.bus.state import attempts
 from penstock_connector.service import ConnectorService
 from support.drive.dead_letters import buried, letter_about, the_letter

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from penstock.bus import Bus, Stored
-from penstock.bus.records import Claim
+from penstock.bus.records.legs import Claim
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command
 from penstock.bus.write import objects

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.bus import BusUnavailable, RawWriter
-from penstock.bus.records import SessionRecord
+from penstock.bus.records.legs import SessionRecord
 from penstock.bus.subjects import control, session_key
 from penstock.tracing import spans
 from penstock_connector.service import ConnectorService

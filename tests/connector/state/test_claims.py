@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bus import Bucket, FenceConflict, Lease, RawWriter
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import Claim
+from penstock.bus.records.legs import Claim
 from penstock.settings import Config
 from penstock_connector.service import ConnectorService
 from penstock_connector.state.claims import Claims, Sendings

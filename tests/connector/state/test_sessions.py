@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.bus.records import QueuedLeg, SessionRecord
+from penstock.bus.records.legs import QueuedLeg, SessionRecord
 from penstock.bus.subjects import session_key
 from penstock_connector.service import ConnectorService
 from penstock_connector.state import session_queue

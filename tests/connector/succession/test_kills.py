@@ -10,7 +10,7 @@ from signal import SIGKILL
 import pytest
 
 from penstock.bus import RawWriter, Stored
-from penstock.bus.records import QueuedLeg, Sent, SessionRecord
+from penstock.bus.records.legs import QueuedLeg, Sent, SessionRecord
 from penstock.bus.streams import RAW
 from penstock.bus.subjects import raw_stored, session_key
 from penstock.bus.write.fence import tail

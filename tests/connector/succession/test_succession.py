@@ -13,7 +13,7 @@ import pytest
 
 from penstock.bus import Msg, RawWriter
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import Sent
+from penstock.bus.records.legs import Sent
 from penstock.bus.subjects import handover
 from penstock.settings import Config
 from penstock_approvals.service import ApprovalsService

@@ -10,7 +10,8 @@ import pytest
 from penstock import telemetry
 from penstock.bus import Loss, Message, RawWriter
 from penstock.bus.messages import now
-from penstock.bus.records import ApprovalRecord, Decided, Decision, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decision
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.continuity import Continuity
 from penstock.bus.subjects import command
 from penstock_approvals.service import ApprovalsService

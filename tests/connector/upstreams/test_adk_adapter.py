@@ -12,7 +12,9 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.dialects.adk.decode import AdkDecoder
 from penstock.dialects.base import AgentFacts, Pause
 from penstock.settings import AdkAgent

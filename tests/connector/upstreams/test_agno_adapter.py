@@ -13,7 +13,9 @@ import httpx
 import orjson
 import pytest
 
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.dialects.agno.decode import AgnoDecoder
 from penstock.dialects.base import AgentFacts, AgentKind, Pause
 from penstock.settings import AgnoAgent

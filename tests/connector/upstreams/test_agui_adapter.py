@@ -10,7 +10,9 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, BusSettings
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.settings import AguiAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.agui import AguiUpstream, client_tools

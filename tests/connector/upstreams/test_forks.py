@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bus.records import TakenOver
+from penstock.bus.records.runs import TakenOver
 from penstock.dialects.adk.vocabulary import IDEMPOTENCY_KEY
 from penstock.start_fields import NotAccepted
 from penstock_connector.upstreams.adk import kept_events, restored, state_after

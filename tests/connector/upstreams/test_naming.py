@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from penstock.settings import WorkflowAgent, agent_config
 from penstock_connector.upstreams.base import thread_id
 

@@ -8,7 +8,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.bus import Bus, Msg
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideReply, DecideRequest
+from penstock.bus.records.approvals import (
+    ApprovalRecord,
+    Decided,
+    Decider,
+    DecideReply,
+    DecideRequest,
+)
 from penstock.bus.subjects import decide
 from penstock.runs import decide as handing_over
 from penstock.runs.decide import forward_decision

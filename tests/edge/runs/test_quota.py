@@ -13,7 +13,7 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import COMMANDS
 from penstock.runs import open_runs
 from penstock.runs.open_runs import OpenRuns

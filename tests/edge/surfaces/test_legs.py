@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.bus import messages
-from penstock.bus.records import ApprovalRecord, Decided, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, Decided
+from penstock.bus.records.runs import RunRecord
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.legs import ItemAnswer, Reply
 

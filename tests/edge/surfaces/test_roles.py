@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from support.drive.secured import Secured, bearer, secured
 from support.real.nats import NatsServer
 

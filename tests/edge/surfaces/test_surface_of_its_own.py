@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from penstock import sse
 from penstock.bus import Bus
-from penstock.bus.records import Decided, DecideRequest
+from penstock.bus.records.approvals import Decided, DecideRequest
 from penstock.dialects.base import type_of
 from penstock.runs.start import Start
 from penstock.web.auth import identity_of, require

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, messages, streams, subjects
-from penstock.bus.records import LatestWorkflow, StartCommand, WorkflowRecord
+from penstock.bus.records.runs import StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.bus.write.objects import unwrap
 from penstock.settings import Config, WorkflowAgent
 from support.drive.clients import Client, Stream

@@ -15,15 +15,9 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus, Msg, messages, streams, subjects
-from penstock.bus.records import (
-    ApprovalRecord,
-    DecideReply,
-    DecideRequest,
-    LatestWorkflow,
-    RunRecord,
-    StartCommand,
-    WorkflowRecord,
-)
+from penstock.bus.records.approvals import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.records.runs import RunRecord, StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.vercel import DONE
 from penstock.settings import Config, WorkflowAgent

@@ -22,7 +22,7 @@ from penstock.budgets.account import (
 )
 from penstock.budgets.document import RunFacts, from_value
 from penstock.budgets.model import Budget
-from penstock.bus.records import AccountRun, BudgetAccount
+from penstock.bus.records.budgets import AccountRun, BudgetAccount
 
 FACTS = RunFacts("run-1", agent="research", user="ada", session_id="s")
 AT = "2026-11-27T10:00:00Z"

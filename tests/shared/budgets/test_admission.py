@@ -15,7 +15,8 @@ from penstock.budgets.accounts import Accounts
 from penstock.budgets.admission import PROBLEM_TYPE, CurrentBudgets
 from penstock.budgets.document import RunFacts
 from penstock.bus import Bus
-from penstock.bus.records import BudgetAccount, RunRecord
+from penstock.bus.records.budgets import BudgetAccount
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.kv import Bucket
 from penstock.runs.settings import StartSettings
 from penstock.runs.start import Origin, Start, Starter

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.records import (
-    LatestWorkflow,
-    RunRecord,
-    SessionRecord,
-    StartCommand,
-    WorkflowRecord,
-)
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord, StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command, session_key
 from penstock.bus.write.objects import unwrap

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import (
     check_start,
     checked_input,

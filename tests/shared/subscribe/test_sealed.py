@@ -24,7 +24,8 @@ from penstock.bus import Bus, Message, streams, subjects
 from penstock.bus.admin import permissions, subscribers
 from penstock.bus.admin.subscribers import Durable, Grant
 from penstock.bus.messages import REFUSAL, SEQUENCE
-from penstock.bus.records import Erasure, RunRecord
+from penstock.bus.records.erasures import Erasure
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import key_request
 from penstock.bus.write import objects
 from penstock.contract.asyncapi import headers

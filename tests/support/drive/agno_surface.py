@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from penstock.bus import Bus, subjects
 from penstock.bus.messages import now
-from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, DecideRequest
 from penstock.dialects.agno.encode import pauses
 from penstock.settings import AdkAgent, AgnoAgent, Config
 from penstock.sse import Frame

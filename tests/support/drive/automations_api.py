@@ -14,7 +14,7 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus, BusSettings, messages, streams, subjects
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.settings import AgnoAgent, AuthSettings, Config, Settings
 from penstock_automations.service import AutomationsService
 from penstock_normalizer.service import NormalizerService

@@ -7,7 +7,8 @@ from pathlib import Path
 import uuid_utils
 
 from penstock.bus import Bus, Message, messages, subjects
-from penstock.bus.records import EraseCommand, RunRecord
+from penstock.bus.records.erasures import EraseCommand
+from penstock.bus.records.runs import RunRecord
 from support.drive.waiting import eventually
 from support.real.nats import NatsServer
 

@@ -25,17 +25,15 @@ from pydantic_settings import SettingsConfigDict
 from penstock.bus import Bus, BusSettings, Message, Stored, messages, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
 from penstock.bus.read import direct, follow
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     ApprovalRecord,
-    CancelCommand,
     ContinueCommand,
     Decided,
     DecideReply,
     DecideRequest,
     Decision,
-    RunRecord,
-    StartCommand,
 )
+from penstock.bus.records.runs import CancelCommand, RunRecord, StartCommand
 from penstock.bus.write import objects
 from penstock.service import Service, connect, drain, stop
 from penstock.settings import Config, Settings

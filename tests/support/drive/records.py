@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from support.drive.waiting import eventually
 
 

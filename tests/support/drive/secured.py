@@ -14,7 +14,8 @@ import uuid_utils
 
 from penstock import lookups
 from penstock.bus import Bus, BusSettings, messages, subjects
-from penstock.bus.records import ApprovalRecord, StartCommand
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.service import Service, Stop, serve
 from penstock.settings import AdkAgent, AgnoAgent, AuthSettings, Config, Settings
 from penstock_approvals.service import ApprovalsService

@@ -21,13 +21,8 @@ import orjson
 import yaml
 
 from penstock.bus import Bus, Message, messages, subjects
-from penstock.bus.records import (
-    CancelCommand,
-    LatestWorkflow,
-    RunRecord,
-    StartCommand,
-    WorkflowRecord,
-)
+from penstock.bus.records.runs import CancelCommand, RunRecord, StartCommand
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import BUCKET, latest_key, version_key
 from penstock.settings import Config
 from penstock_workflows.service import WorkflowsService

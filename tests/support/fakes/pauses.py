@@ -9,7 +9,8 @@ import orjson
 
 from penstock.bus import RawWriter, messages, streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, ContinueCommand, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, ContinueCommand
+from penstock.bus.records.runs import RunRecord
 from support.drive.pipeline import Event, Pipeline, new_run_id
 from support.fakes.raw import agno
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, Decided, Decider, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, DecideRequest
 
 
 def written(folder: Path, text: str) -> Path:

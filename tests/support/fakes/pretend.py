@@ -14,16 +14,10 @@ import uuid_utils
 from nats.aio.msg import Msg
 
 from penstock.bus import Bus, Message, RawWriter, messages, streams, subjects
-from penstock.bus.records import (
-    ApprovalRecord,
-    DecideReply,
-    DecideRequest,
-    HoldChange,
-    QueuedLeg,
-    RunRecord,
-    SessionRecord,
-    StartCommand,
-)
+from penstock.bus.records.approvals import ApprovalRecord, DecideReply, DecideRequest
+from penstock.bus.records.erasures import HoldChange
+from penstock.bus.records.legs import QueuedLeg, SessionRecord
+from penstock.bus.records.runs import RunRecord, StartCommand
 from penstock.bus.write.objects import unwrap, wrap
 from support.drive.waiting import eventually
 from support.recorded.canonical import Recorded, type_of

@@ -8,7 +8,8 @@ import orjson
 
 from penstock.bus import RawWriter, messages, streams, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalNews, RunRecord
+from penstock.bus.records.approvals import ApprovalNews
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.workflow import PROTOCOL, WRITER
 from penstock.digests import item_digest, request_digest

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.bus.records import ApprovalRecord, DecideReply
+from penstock.bus.records.approvals import ApprovalRecord, DecideReply
 from penstock_approvals.audit.trail import Audit
 from support.drive.pipeline import TERMINAL, Event, Pipeline, new_run_id
 from support.drive.waiting import eventually

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from penstock.bus import Bus
-from penstock.bus.records import Claim
+from penstock.bus.records.legs import Claim
 from penstock.settings import Config
 from penstock_connector.state.leg_record import LegRecord
 from support.drive.steps import Step

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from penstock_workflows.engine import limits
 from penstock_workflows.engine.decide import decide
 from penstock_workflows.engine.draft import SliceUsed

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.budgets.account import WITHOUT_COST, rooms, used
 from penstock.budgets.admission import CurrentBudgets
 from penstock.budgets.model import Budget, Dimension, Per
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 from penstock.web.answers import cursor_of, cursor_parts, json_answer
 from penstock.web.auth import identity_of
 from penstock.web.bodies import read_query

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     ApprovalRecord,
     Channel,
     Decided,

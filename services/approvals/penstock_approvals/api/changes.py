@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from penstock import sse
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.web.auth import wait_until_credential_ends
 from penstock_approvals.inbox.feed import Batch, BeyondEnd, Feed
 from penstock_approvals.store.hiding import as_shown

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus, BusError
-from penstock.bus.records import DecideRequest
+from penstock.bus.records.approvals import DecideRequest
 from penstock.service.deciders import decider_of
 from penstock.web.answers import json_answer, time_text
 from penstock.web.auth import identity_of

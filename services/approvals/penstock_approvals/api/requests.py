@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Msg, ObjectGone
-from penstock.bus.records import DecideReply, DecideRequest, HoldChange, LinkReply, LinkRequest
+from penstock.bus.records.approvals import DecideReply, DecideRequest, LinkReply, LinkRequest
+from penstock.bus.records.erasures import HoldChange
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.web.answers import time_text
 from penstock_approvals.api.approvals import TakeVote

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.bus import Bus, FenceConflict, Loss, Message, OutcomeUnknown
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.bus.streams import AUDIT
 from penstock.bus.subjects import audit
 from penstock.bus.write import fence

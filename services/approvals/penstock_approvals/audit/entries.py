@@ -12,14 +12,8 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from penstock.bus.records import (
-    ApprovalRecord,
-    Decided,
-    Decider,
-    Decision,
-    HoldChange,
-    Vote,
-)
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, Decision, Vote
+from penstock.bus.records.erasures import HoldChange
 from penstock_approvals.audit.chain import Entry, canonical, digest
 from penstock_approvals.store.hiding import SECRET_KINDS, items_without_credentials
 

@@ -16,7 +16,8 @@ import orjson
 from penstock.bus import Bus, BusUnavailable, FenceConflict, Message, ObjectGone, OutcomeUnknown
 from penstock.bus.messages import Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, Decider, HoldChange
+from penstock.bus.records.approvals import ApprovalRecord, Decider
+from penstock.bus.records.erasures import HoldChange
 from penstock.bus.streams import AUDIT, events_for
 from penstock.bus.subjects import audit, event
 from penstock.bus.write import fence, objects

@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock import telemetry
 from penstock.budgets.document import RunFacts
 from penstock.bus import Bus, Message
-from penstock.bus.records import CancelCommand, RunRecord
+from penstock.bus.records.runs import CancelCommand, RunRecord
 from penstock.bus.subjects import command
 from penstock_approvals.budgets.reached import Reached
 from penstock_approvals.runs.announcements import Announcements

@@ -37,7 +37,8 @@ from penstock.budgets.admission import ABANDONED_S, CurrentBudgets
 from penstock.budgets.document import RunFacts
 from penstock.bus import Bus, Consumer, Retry, Stored, messages, streams, subjects
 from penstock.bus.read.direct import between
-from penstock.bus.records import ENDED, BudgetAccount, RunRecord, RunSpending
+from penstock.bus.records.budgets import BudgetAccount, RunSpending
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.subjects import WORKFLOWS, event, run_id_of
 from penstock.bus.write import objects
 from penstock.bus.write.schedules import schedule

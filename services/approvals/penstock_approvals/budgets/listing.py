@@ -16,7 +16,7 @@ from penstock.budgets.account import committed
 from penstock.budgets.accounts import BUCKET
 from penstock.budgets.model import Budget, Dimension
 from penstock.bus import Bus, Entry
-from penstock.bus.records import BudgetAccount
+from penstock.bus.records.budgets import BudgetAccount
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,9 @@ from functools import partial
 from penstock.budgets.account import raise_limit
 from penstock.budgets.accounts import Accounts
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, BudgetAccount, PauseRecord
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.budgets import BudgetAccount
+from penstock.bus.records.legs import PauseRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.budgets.account import SAME_CALL, limit_of, used
 from penstock.budgets.model import Budget, Do, Step, shown
-from penstock.bus.records import BudgetAccount, RunSpending
+from penstock.bus.records.budgets import BudgetAccount, RunSpending
 
 # The steps of which only the first that is reached is carried out.
 _ORDER: Final[tuple[Do, ...]] = ("stop", "ask", "warn")

@@ -13,7 +13,7 @@ import orjson
 from penstock.budgets.account import WITHOUT_COST, account_key
 from penstock.budgets.document import RunFacts
 from penstock.budgets.model import Budget
-from penstock.bus.records import RunSpending
+from penstock.bus.records.budgets import RunSpending
 from penstock.events import TERMINAL
 
 MAX_CALLS: Final = 100  # the most different calls of tools that a run's record counts

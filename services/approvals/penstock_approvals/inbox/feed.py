@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from penstock.bus import Bus, BusError, Incoming, Loss, ObjectGone
 from penstock.bus.read.direct import read
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.bus.state.kv import Entry, is_marker
 from penstock_approvals.store.records import BUCKET, ApprovalRecords, UnreadableRecord
 

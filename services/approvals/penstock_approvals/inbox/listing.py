@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from penstock import telemetry
 from penstock.bus import Bus, ObjectGone
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 from penstock.web.answers import cursor_of, cursor_parts
 from penstock_approvals.inbox.visibility import Viewer, audiences_of

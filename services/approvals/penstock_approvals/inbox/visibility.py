@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY as EVERY_USER

@@ -13,7 +13,7 @@ from datetime import datetime
 import orjson
 
 from penstock.bus import Bus, subjects
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.bus.streams import SCHEDULES
 from penstock.bus.write.schedules import schedule
 

@@ -18,16 +18,15 @@ import orjson
 from penstock import telemetry
 from penstock.budgets.admission import CurrentBudgets
 from penstock.bus import Bus, Stored
-from penstock.bus.records import (
-    ENDED,
+from penstock.bus.records.approvals import (
     ApprovalRecord,
     Decider,
     DecideReply,
     DecideRequest,
     Deciders,
     Decision,
-    RunRecord,
 )
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, key_of
 from penstock.bus.write import objects

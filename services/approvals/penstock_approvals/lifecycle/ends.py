@@ -9,7 +9,8 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalRecord, PauseRecord
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.legs import PauseRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects

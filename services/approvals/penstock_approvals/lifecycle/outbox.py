@@ -14,7 +14,8 @@ from enum import Enum, auto
 
 from penstock import telemetry
 from penstock.bus import Bus, BusError, Entry, Message, ObjectGone
-from penstock.bus.records import ApprovalRecord, CancelCommand
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.runs import CancelCommand
 from penstock.bus.subjects import command
 from penstock.bus.write import objects
 from penstock.tracing import spans

@@ -18,7 +18,8 @@ import orjson
 
 from penstock.bus import Bus, ObjectGone, Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, ApprovalRecord, Decided, Decision, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decision
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import event
 from penstock.bus.write import objects

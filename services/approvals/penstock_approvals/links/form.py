@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 from urllib.parse import parse_qs
 
-from penstock.bus.records import ApprovalRecord, Decided
+from penstock.bus.records.approvals import ApprovalRecord, Decided
 from penstock.visible import visible
 from penstock_approvals.policy.model import ANSWERED_ONLY, NEEDS_VALUE
 

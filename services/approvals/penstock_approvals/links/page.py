@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import visible as characters
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.visible import TooLarge, members, text_of
 from penstock_approvals.inbox.last_lines import Line
 from penstock_approvals.links.form import MAX_NOTE, TYPED, VALUE, can_reject, name_to_type

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Final, Literal
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, Decider
+from penstock.bus.records.approvals import ApprovalRecord, Decider
 from penstock.web.auth.token_records import TokenRecords
 from penstock_approvals.audit.trail import ApprovalAudit
 from penstock_approvals.outcomes.automatic import is_late

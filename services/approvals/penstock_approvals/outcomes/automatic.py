@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decided, Decider, Decision, Escalation
+from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, Decision, Escalation
 from penstock_approvals.outcomes.rules import outcome
 from penstock_approvals.policy.model import CANCELS, NEEDS_VALUE
 

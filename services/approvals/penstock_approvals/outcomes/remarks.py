@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decider, Remark, RemarkKind
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Remark, RemarkKind
 from penstock_approvals.outcomes.votes import VoteRefused
 from penstock_approvals.policy.deciding_rights import (
     earlier_vote,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from penstock.bus.records import ApprovalRecord, Decided, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, Decided, DecideRequest
 from penstock.dialects.approvals import have_same_args
 from penstock.json_schema import (
     LOOP_STEPS,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     ApprovalRecord,
     Channel,
     Decided,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decider, Deciders, Vote
+from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders, Vote
 from penstock.web.auth.identity import ANONYMOUS_USER
 from penstock_approvals.policy.model import DEFAULT_ID
 

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self, get_args
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from penstock.bus.records import OnDeadline, PolicyOutcome
+from penstock.bus.records.approvals import OnDeadline, PolicyOutcome
 from penstock.dialects.base import PauseKind
 from penstock.documents.fields import (
     DecidersOf,

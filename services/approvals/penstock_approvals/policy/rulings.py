@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 
 from penstock.budgets.document import Budgets
 from penstock.budgets.model import Asking
-from penstock.bus.records import (
+from penstock.bus.records.approvals import (
     Deciders,
     Escalation,
     ItemRuling,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.bus.records import ApprovalRecord, Escalation
+from penstock.bus.records.approvals import ApprovalRecord, Escalation
 from penstock_approvals.policy.rulings import Ruling
 
 _OUTCOMES: Final = {"approved": "approve", "rejected": "reject", "mixed": "mixed"}

@@ -15,7 +15,7 @@ import orjson
 from penstock.bus import Bus, FenceConflict, Message, RawWriter
 from penstock.bus.messages import LEG
 from penstock.bus.read import direct
-from penstock.bus.records import ApprovalChange, ApprovalNews, ApprovalRecord
+from penstock.bus.records.approvals import ApprovalChange, ApprovalNews, ApprovalRecord
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import command, raw_of_run, raw_stored
 from penstock.bus.write import objects

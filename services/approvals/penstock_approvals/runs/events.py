@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.bus.records import ApprovalRecord, Decision, Escalation, Remark
+from penstock.bus.records.approvals import ApprovalRecord, Decision, Escalation, Remark
 from penstock.tracing import spans
 from penstock.tracing.spans import Span, nanoseconds
 from penstock_approvals.policy.deciding_rights import REQUESTER

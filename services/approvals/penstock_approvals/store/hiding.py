@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.bus.records import ApprovalRecord, Decided
+from penstock.bus.records.approvals import ApprovalRecord, Decided
 
 SECRET_KINDS: Final = frozenset({"credential"})
 

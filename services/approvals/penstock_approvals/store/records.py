@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from penstock import log_fields
 from penstock.bus import Bus, Entry, ObjectGone
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.bus.write import objects
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from penstock.bus import Bus, BusUnavailable
-from penstock.bus.records import Decided, Decider, DecideRequest
+from penstock.bus.records.approvals import Decided, Decider, DecideRequest
 from penstock.expressions import ExpressionError
 from penstock.runs.decide import forward_decision
 from penstock.tracing import spans

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.expressions import ExpressionError
 from penstock.web.problems import Problem
 from penstock_automations.jobs.job import Job

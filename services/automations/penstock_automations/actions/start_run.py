@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from penstock import start_fields
 from penstock.bus import Bus, StreamFull
-from penstock.bus.records import Record, RunRecord
+from penstock.bus.records.base import Record
+from penstock.bus.records.runs import RunRecord
 from penstock.expressions import ExpressionError
 from penstock.runs.depth import MAX_DEPTH
 from penstock.runs.start import Origin, Start, Starter, require_reachable

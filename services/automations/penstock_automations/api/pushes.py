@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Msg, Stored, subjects
-from penstock.bus.records import Push, PushReply, PushRequest
+from penstock.bus.records.webhooks import Push, PushReply, PushRequest
 from penstock.bus.streams import events_for
 from penstock.turns import TenantUser
 from penstock.web.problems import Problem, invalid

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from penstock.bus import Bus, Message, Stored, subjects
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.state.deadletters import DeadLetter, letter_about
 from penstock.runs.calls import Called, CallError, CallJob, called_subject
 from penstock.tracing import spans

@@ -14,7 +14,7 @@ import orjson
 from pydantic import Field, PrivateAttr, ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock_automations.actions.executor import Attempted, RequestHead, WaitsFor
 from penstock_automations.jobs.job import CallSource, EventSource, Job, SourceKind
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.turns import TenantUser
 
 MAX_KNOWN = 10_000

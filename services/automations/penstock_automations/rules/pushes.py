@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.bus.records import Push
+from penstock.bus.records.webhooks import Push
 from penstock_automations.rules.model import Rule
 
 # What A2A knows of a run: its states, the agent's messages, files.

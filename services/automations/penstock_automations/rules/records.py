@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.documents.cron import Cron
 from penstock.expressions import Condition, ExpressionError
 from penstock.turns import TenantUser

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from penstock.bus import Bus
-from penstock.bus.records import LatestWorkflow, ScheduledRuns
+from penstock.bus.records.workflows import LatestWorkflow, ScheduledRuns
 from penstock.bus.subjects import key_of
 from penstock.runs.workflows import BUCKET, latest_key
 from penstock.web.auth.identity import ANONYMOUS_USER

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError, Stored
 from penstock.bus.read import direct
 from penstock.bus.read.reader import Reader
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.state.kv import MARKER_S, is_marker
 from penstock.bus.streams import events_of
 from penstock.web.auth.identity import ANONYMOUS_USER

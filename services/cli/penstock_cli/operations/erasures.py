@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, StartUpError, messages, streams, subjects
 from penstock.bus.admin.ensure import shards_of
 from penstock.bus.read import direct
-from penstock.bus.records import EraseCommand
+from penstock.bus.records.erasures import EraseCommand
 from penstock.bus.subjects import is_run_id
 from penstock_normalizer.erasing.restored import withhold
 

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from penstock.bus import BusError, ObjectGone, Retry, Stored
-from penstock.bus.records import ContinueCommand
+from penstock.bus.records.approvals import ContinueCommand
 from penstock.bus.streams import COMMANDS
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import run_id_of

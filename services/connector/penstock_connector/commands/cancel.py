@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.bus import BusUnavailable, OutcomeUnknown, Retry, Stored
-from penstock.bus.records import CancelCommand
+from penstock.bus.records.runs import CancelCommand
 from penstock.bus.subjects import control
 from penstock_connector.commands.shared import CommandContext
 from penstock_connector.state.run_state import (

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.bus import BusError, FenceConflict, Retry, Stored
-from penstock.bus.records import ContinueCommand
+from penstock.bus.records.approvals import ContinueCommand
 from penstock_connector.commands.shared import HISTORY_LOST, CommandContext
 from penstock_connector.legs.orders import Order
 from penstock_connector.state.claims import ClaimedSending

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from penstock.bus import Bus, Retry
-from penstock.bus.records import MAX_SHOWN_CHARACTERS, StartCommand
+from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS, StartCommand
 from penstock.bus.state.attempts import Attempts
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import run_id_of

@@ -18,7 +18,8 @@ from typing import Final
 
 from penstock import log_fields
 from penstock.bus import BusError, Message, Retry, Stored
-from penstock.bus.records import ENDED, CancelCommand, Claim, StartCommand
+from penstock.bus.records.legs import Claim
+from penstock.bus.records.runs import ENDED, CancelCommand, StartCommand
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import run_id_of
 from penstock_connector.commands.fair_queue import FairQueue

@@ -26,7 +26,7 @@ import httpx
 
 from penstock import telemetry
 from penstock.bus import FenceConflict, HistoryLost
-from penstock.bus.records import CancelCommand
+from penstock.bus.records.runs import CancelCommand
 from penstock.start_fields import NotAccepted
 from penstock_connector.legs.leg_span import Milestones
 from penstock_connector.legs.leg_stream import LegSpec, LegStream

@@ -12,7 +12,9 @@ from typing import Any
 from penstock import log_fields, start_fields
 from penstock.bus import Bus, Stored
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import ContinueCommand, PauseRecord, QueuedLeg, StartCommand
+from penstock.bus.records.approvals import ContinueCommand
+from penstock.bus.records.legs import PauseRecord, QueuedLeg
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.subjects import session_key
 from penstock.bus.write import objects
 from penstock.settings import ServerAgent

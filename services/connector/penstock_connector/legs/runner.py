@@ -16,7 +16,8 @@ from penstock import log_fields, telemetry
 from penstock.bus import FenceConflict, Message, Msg, RawWriter, Subscription
 from penstock.bus.budget import Budget
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import CancelCommand, SendingState
+from penstock.bus.records.legs import SendingState
+from penstock.bus.records.runs import CancelCommand
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import control
 from penstock.settings import ServerAgent

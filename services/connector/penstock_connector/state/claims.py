@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.bus import Bus
-from penstock.bus.records import Claim, ClaimState, SendingState, Sent
+from penstock.bus.records.legs import Claim, ClaimState, SendingState, Sent
 from penstock_connector.state.connectors import NOBODY, Connectors
 
 

@@ -8,7 +8,8 @@ from the record, no request is made.
 from __future__ import annotations
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, ContinueCommand, PauseRecord
+from penstock.bus.records.approvals import ApprovalRecord, ContinueCommand
+from penstock.bus.records.legs import PauseRecord
 
 
 class NotDecided(Exception):

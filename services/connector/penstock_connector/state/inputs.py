@@ -13,7 +13,7 @@ import orjson
 
 from penstock.bus import Bus, ObjectGone
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import StartCommand
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.write import objects
 from penstock.start_fields import folded_name
 

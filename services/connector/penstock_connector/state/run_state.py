@@ -11,7 +11,7 @@ import orjson
 
 from penstock.bus import Bus, FenceConflict, RawWriter, Stored, messages
 from penstock.bus.read.direct import replay
-from penstock.bus.records import ENDED, CancelCommand, RunRecord
+from penstock.bus.records.runs import ENDED, CancelCommand, RunRecord
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import command, raw_stored
 from penstock.bus.write.fence import tail

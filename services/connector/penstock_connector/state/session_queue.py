@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from penstock.bus import Bus, Msg
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import ENDED, MAX_SESSION_RUNS, PauseRecord, QueuedLeg, SessionRecord
+from penstock.bus.records.legs import MAX_SESSION_RUNS, PauseRecord, QueuedLeg, SessionRecord
+from penstock.bus.records.runs import ENDED
 from penstock.bus.streams import raw_for
 from penstock.bus.subjects import raw_stored, session_turn
 from penstock.bus.write.fence import tail

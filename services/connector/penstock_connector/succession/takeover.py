@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from penstock.bus import FenceConflict, Retry, Stored
 from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import STORED_AT, raw_frame
-from penstock.bus.records import CancelCommand
+from penstock.bus.records.runs import CancelCommand
 from penstock.settings import Config, ServerAgent
 from penstock_connector.legs.leg import survives_disconnect
 from penstock_connector.legs.opener import LegOpener

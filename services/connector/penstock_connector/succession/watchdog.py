@@ -25,7 +25,8 @@ import orjson
 from penstock import telemetry
 from penstock.bus import BusError, Lease, Retry, Stored
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, ApprovalRecord, RunRecord, Target
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.runs import ENDED, RunRecord, Target
 from penstock.bus.streams import COMMANDS, raw_for
 from penstock.bus.subjects import command, raw_of_run
 from penstock.bus.write import objects

@@ -14,13 +14,9 @@ from typing import Any
 import httpx
 import orjson
 
-from penstock.bus.records import (
-    ContinueCommand,
-    Decided,
-    PauseRecord,
-    StartCommand,
-    TakenOver,
-)
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand, TakenOver
 from penstock.dialects.adk.vocabulary import IDEMPOTENCY_KEY
 from penstock.settings import AdkAgent
 from penstock.sse import Frame

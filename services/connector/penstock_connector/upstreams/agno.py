@@ -18,13 +18,9 @@ from urllib.parse import urlencode
 import httpx
 import orjson
 
-from penstock.bus.records import (
-    ContinueCommand,
-    Decided,
-    PauseRecord,
-    StartCommand,
-    TakenOver,
-)
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand, TakenOver
 from penstock.settings import AgnoAgent
 from penstock.sse import Frame
 from penstock_connector.upstreams.base import (

@@ -20,7 +20,9 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import httpx
 import orjson
 
-from penstock.bus.records import ContinueCommand, Decided, PauseRecord, StartCommand
+from penstock.bus.records.approvals import ContinueCommand, Decided
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.subjects import session_key
 from penstock.dialects.agui.decode.chunks import Chunks
 from penstock.dialects.agui.decode.pauses import answer_text

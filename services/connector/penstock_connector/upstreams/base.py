@@ -12,7 +12,9 @@ from urllib.parse import quote
 
 import httpx
 
-from penstock.bus.records import ContinueCommand, PauseRecord, StartCommand
+from penstock.bus.records.approvals import ContinueCommand
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import StartCommand
 from penstock.bus.subjects import session_key
 from penstock.settings import AgentOfServer, ServerAgent
 from penstock.sse import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.bus.records import TakenOver
+from penstock.bus.records.runs import TakenOver
 from penstock.start_fields import NotAccepted, Refusal
 
 

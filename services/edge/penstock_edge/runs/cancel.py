@@ -14,7 +14,7 @@ import uuid_utils
 
 from penstock.bus import Bus, Follow, Message, RawWriter, Stored, subjects
 from penstock.bus.read.follow import events
-from penstock.bus.records import ENDED, CancelCommand, RunRecord
+from penstock.bus.records.runs import ENDED, CancelCommand, RunRecord
 from penstock.bus.state.run_trees import RunTrees
 from penstock.events.catalogue import TERMINAL
 from penstock.web.auth import Identity

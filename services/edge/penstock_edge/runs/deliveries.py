@@ -9,7 +9,7 @@ import orjson
 
 from penstock.bus import Bus, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.streams import events_for
 
 _STATUS: Final = {

@@ -9,7 +9,8 @@ import uuid_utils
 
 from penstock.bus import Bus, Message, streams, subjects
 from penstock.bus.admin.subscribers import grant_of
-from penstock.bus.records import EraseCommand, Erasure, RunRecord
+from penstock.bus.records.erasures import EraseCommand, Erasure
+from penstock.bus.records.runs import RunRecord
 from penstock.web.auth import Identity, acting_user
 from penstock.web.problems import Problem
 from penstock_edge.sources.run_list import RunList

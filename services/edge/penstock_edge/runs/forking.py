@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.bus.records import ENDED, RunRecord, TakenOver
+from penstock.bus.records.runs import ENDED, RunRecord, TakenOver
 from penstock.dialects.base import JsonObject
 from penstock.events import TERMINAL
 from penstock.settings import AgentConfig, WorkflowAgent

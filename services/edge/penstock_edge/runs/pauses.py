@@ -18,7 +18,9 @@ import orjson
 
 from penstock.bus import Bus, Stored
 from penstock.bus.messages import FIRST
-from penstock.bus.records import ApprovalRecord, PauseRecord, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.legs import PauseRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import is_run_id, key_of
 from penstock.bus.write.objects import unwrap
 from penstock.events.catalogue import TERMINAL

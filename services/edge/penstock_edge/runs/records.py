@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 from penstock.bus import Bus
-from penstock.bus.records import ENDED, RunRecord, RunStatus
+from penstock.bus.records.runs import ENDED, RunRecord, RunStatus
 from penstock.web.auth import Identity, check_run
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import record_of

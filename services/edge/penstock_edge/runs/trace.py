@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.bus import Bus, subjects
 from penstock.bus.read import direct
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import events_for
 from penstock.tracing import context
 

@@ -14,13 +14,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.read.direct import read
-from penstock.bus.records import (
-    ENDED,
-    MAX_SHOWN_CHARACTERS,
-    RunRecord,
-    StartCommand,
-    WhenBusy,
-)
+from penstock.bus.records.runs import ENDED, MAX_SHOWN_CHARACTERS, RunRecord, StartCommand, WhenBusy
 from penstock.bus.streams import COMMANDS, events_for
 from penstock.bus.subjects import command as command_subject
 from penstock.bus.subjects import event

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import CostRecord
+from penstock.bus.records.costs import CostRecord
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows
 from penstock.bus.subjects import is_run_id
 from penstock_edge.sources.run_list import EVER, Began, key_of_run, packed

@@ -17,7 +17,7 @@ from penstock.bus import Bus, BusError, Incoming, Listener, NatsError, ObjectGon
 from penstock.bus.admin.subscribers import grant_to
 from penstock.bus.connection.retry import until_answered
 from penstock.bus.messages import REFUSAL, KeyRefusal
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import is_run_id, key_request
 from penstock_edge.sources.askers import Askers

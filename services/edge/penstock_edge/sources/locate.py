@@ -10,7 +10,8 @@ from datetime import datetime
 from penstock.bus import Bus, Stored, streams, subjects
 from penstock.bus.messages import FIRST, SEQUENCE, raw_frame
 from penstock.bus.read.direct import read
-from penstock.bus.records import ENDED, Erasure, RunRecord
+from penstock.bus.records.erasures import Erasure
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
 from penstock_edge.sources.history import tail

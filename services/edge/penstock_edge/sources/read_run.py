@@ -12,7 +12,7 @@ import orjson
 
 from penstock.bus import Bus
 from penstock.bus.read.direct import read
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run
 from penstock.bus.write.objects import unwrap

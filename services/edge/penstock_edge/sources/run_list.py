@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import ENDED, RunRecord, RunStatus
+from penstock.bus.records.runs import ENDED, RunRecord, RunStatus
 from penstock.bus.state.bucket_index import SLICE, BucketIndex, Change, IndexRows, number_of
 from penstock.bus.subjects import is_run_id
 

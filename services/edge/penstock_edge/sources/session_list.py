@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from penstock import telemetry
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.bucket_index import BucketIndex, Change, IndexRows, number_of
 from penstock.bus.subjects import is_run_id, session_key
 from penstock_edge.sources.run_list import Row, RunList, RunRows, packed, run_id_of, unix_ms

@@ -18,7 +18,8 @@ from penstock.bus import Bus, ObjectGone, Stored
 from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read, replay
-from penstock.bus.records import ENDED, MAX_SESSION_RUNS, RunRecord, SessionRecord
+from penstock.bus.records.legs import MAX_SESSION_RUNS, SessionRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run, session_key
 from penstock.bus.subjects import run_id_of as subject_run

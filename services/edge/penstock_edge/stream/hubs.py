@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from penstock.bus import Bus, Loss
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.runs.start import frames_refused
 from penstock.telemetry import CLIENTS, RESUMES
 from penstock.web.read_scheduler import ReadScheduler

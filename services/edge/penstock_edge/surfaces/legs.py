@@ -16,7 +16,8 @@ import orjson
 from penstock.bus import Bus, BusError, ObjectGone, Stored
 from penstock.bus.messages import FIRST, SEQUENCE
 from penstock.bus.read.direct import read
-from penstock.bus.records import ApprovalRecord, Channel, Decided, DecideRequest, RunRecord
+from penstock.bus.records.approvals import ApprovalRecord, Channel, Decided, DecideRequest
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import event, events_of_run, shard_of
 from penstock.bus.write.objects import unwrap

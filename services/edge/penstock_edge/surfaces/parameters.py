@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
-from penstock.bus.records import WhenBusy
+from penstock.bus.records.runs import WhenBusy
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.dialects.unified import CATEGORY_OF
 from penstock.web.operation import (

@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast, get_args
 
 from starlette.requests import HTTPConnection
 
-from penstock.bus.records import RunRecord, WhenBusy
+from penstock.bus.records.runs import RunRecord, WhenBusy
 from penstock.dialects.encoders import CLIENT_DIALECTS
 from penstock.web.problems import Problem
 from penstock_edge.runs.records import is_workflow

@@ -11,7 +11,8 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Stored, subjects
-from penstock.bus.records import Erasure, RunRecord
+from penstock.bus.records.erasures import Erasure
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.agui.encode import PROFILES
 from penstock.dialects.encoders import CLIENT_DIALECTS
 

@@ -17,7 +17,7 @@ import orjson
 
 from penstock.bus import Bus, Consumer, Loss, Stored, messages, streams
 from penstock.bus.read.direct import between, read
-from penstock.bus.records import CostRecord
+from penstock.bus.records.costs import CostRecord
 from penstock.bus.subjects import run_id_of
 from penstock.bus.write import objects
 from penstock.dialects.usage import TOOL_RESULT, USAGE

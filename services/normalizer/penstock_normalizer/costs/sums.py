@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from penstock.bus.records import CostRecord, CostRow
+from penstock.bus.records.costs import CostRecord, CostRow
 
 # The names of models and tools come from agent servers. Further ones are added up under one name,
 # so that a record cannot grow without a limit.

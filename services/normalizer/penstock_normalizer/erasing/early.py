@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from penstock.bus import Bus, BusError, Message, ObjectGone, Stored, subjects
 from penstock.bus.messages import STORED_AT
 from penstock.bus.read import direct
-from penstock.bus.records import EraseCommand, RunRecord
+from penstock.bus.records.erasures import EraseCommand
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.run_trees import TreeRuns
 from penstock.settings.keep import Early, Keep
 

@@ -33,7 +33,9 @@ from penstock.bus import (
 from penstock.bus.envelopes import ENVELOPES
 from penstock.bus.errors import ContentErased
 from penstock.bus.read import direct
-from penstock.bus.records import EraseCommand, Erasure, Receiver, RunRecord, SessionRecord
+from penstock.bus.records.erasures import EraseCommand, Erasure, Receiver
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.sealing import conversation_of
 from penstock.bus.write import fence, objects
 from penstock.bus.write.overwriting import overwrite, overwrite_object

@@ -12,7 +12,8 @@ import logging
 from typing import Final, Literal
 
 from penstock.bus import Bus, Message, streams, subjects
-from penstock.bus.records import ENDED, CancelCommand, EraseCommand, RunRecord
+from penstock.bus.records.erasures import EraseCommand
+from penstock.bus.records.runs import ENDED, CancelCommand, RunRecord
 from penstock.bus.write import fence
 from penstock_normalizer.erasing.eraser import Eraser, next_number, without_content
 

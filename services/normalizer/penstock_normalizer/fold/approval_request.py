@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
-from penstock.bus.records import REVIEW_ITEM
+from penstock.bus.records.approvals import REVIEW_ITEM
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem
 from penstock.digests import item_digest, request_digest
 

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from penstock.bus.records import MAX_SHOWN_CHARACTERS
+from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
 from penstock.events import TERMINAL
 from penstock.redactions.json_text import JsonScanner

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from penstock.bus import Bus, ObjectGone, Stored, messages, streams, subjects
 from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, ContinueCommand, RunRecord
+from penstock.bus.records.approvals import ContinueCommand
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.write import objects
 from penstock.dialects.workflow import WRITER
 from penstock_normalizer.runs.ending import write_failed

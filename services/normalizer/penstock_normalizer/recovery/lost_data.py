@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from penstock.bus import Bus, Loss, Stored, messages, streams, subjects
 from penstock.bus.admin.migrate import partitions
 from penstock.bus.read import direct
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.events import TERMINAL
 from penstock_normalizer.recovery.abandoned_runs import MIN_AGE_S
 from penstock_normalizer.runs.ending import write_failed

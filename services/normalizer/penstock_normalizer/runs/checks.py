@@ -29,7 +29,7 @@ from penstock.bus import (
     subjects,
 )
 from penstock.bus.read import direct
-from penstock.bus.records import CheckReply, CheckRequest
+from penstock.bus.records.webhooks import CheckReply, CheckRequest
 from penstock.redactions.scanner import Action
 from penstock_normalizer.fold.checking import Finding, Findings, Question
 from penstock_normalizer.fold.run_fold import RunFold

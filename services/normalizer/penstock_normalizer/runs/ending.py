@@ -11,7 +11,7 @@ import orjson
 from penstock import telemetry
 from penstock.bus import Bus, FenceConflict, RawWriter, Stored, streams, subjects
 from penstock.bus.messages import RawFrame, raw_frame
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.write import fence
 from penstock.events import TERMINAL
 from penstock_normalizer.fold.run_fold import RunFold

@@ -11,7 +11,7 @@ from itertools import chain
 from penstock.bus import Message, Stored, subjects
 from penstock.bus.connection.retry import with_retries
 from penstock.bus.messages import EXPECTED_SEQUENCE, RawFrame
-from penstock.bus.records import CancelCommand, Target
+from penstock.bus.records.runs import CancelCommand, Target
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 from penstock.events import TERMINAL
 from penstock.off_loop import OFF_LOOP

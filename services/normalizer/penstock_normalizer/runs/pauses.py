@@ -12,7 +12,7 @@ import logging
 
 from penstock.bus import RETRY_S, Bus, BusError, MessageTooLarge, ObjectGone
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import PauseRecord
+from penstock.bus.records.legs import PauseRecord
 from penstock.bus.write import objects
 from penstock.dialects.workflow import PROTOCOL
 from penstock_normalizer.fold.run_fold import RunFold

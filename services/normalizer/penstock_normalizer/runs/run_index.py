@@ -13,7 +13,7 @@ import orjson
 from penstock import log_fields, telemetry
 from penstock.bus import Bus, Stored, messages, streams
 from penstock.bus.connection.retry import with_retries
-from penstock.bus.records import ENDED, RunRecord, RunStatus
+from penstock.bus.records.runs import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.dialects.base import JsonObject
 from penstock.tracing import spans

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.bus.messages import RawFrame
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.base import JsonObject
 from penstock.dialects.usage import USAGE
 from penstock.tracing import spans

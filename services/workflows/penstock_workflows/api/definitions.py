@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.bus.records import LatestWorkflow, WorkflowRecord
+from penstock.bus.records.workflows import LatestWorkflow, WorkflowRecord
 from penstock.runs.workflows import find_workflow
 from penstock.settings import Config
 from penstock.web.answers import json_answer, page_after

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.bus import Bus
-from penstock.bus.records import ForkedFrom, RunRecord
+from penstock.bus.records.runs import ForkedFrom, RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start, Starter, check_fork

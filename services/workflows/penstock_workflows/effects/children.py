@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock import start_fields
 from penstock.bus import Bus, Message, Retry, subjects
-from penstock.bus.records import CancelCommand, ForkedFrom, RunRecord, TakenOver, Target
+from penstock.bus.records.runs import CancelCommand, ForkedFrom, RunRecord, TakenOver, Target
 from penstock.runs.start import AncestorStopped, Origin, Start, Starter
 from penstock.settings import AgentConfig, Config, WorkflowAgent
 from penstock.web.auth.identity import RunUser

@@ -37,7 +37,7 @@ from penstock.bus import (
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.read import direct
 from penstock.bus.read.pull import NANO
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.state.kv import is_marker
 from penstock.bus.write import objects
 from penstock_workflows.engine.effects import Listen, Unlisten

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 from pydantic import Field
 
 from penstock.bus import Bus
-from penstock.bus.records import ENDED, Record, RunRecord
+from penstock.bus.records.base import Record
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.subjects import key_of
 from penstock.runs.workflows import BUCKET
 from penstock_workflows.effects.children import Children

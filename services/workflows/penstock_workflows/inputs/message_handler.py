@@ -11,7 +11,8 @@ import orjson
 
 from penstock import log_fields
 from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
-from penstock.bus.records import ApprovalNews, CancelCommand, RunRecord, StartCommand
+from penstock.bus.records.approvals import ApprovalNews
+from penstock.bus.records.runs import CancelCommand, RunRecord, StartCommand
 from penstock.bus.state.run_trees import RunTrees
 from penstock.bus.streams import JOURNAL
 from penstock.bus.subjects import WORKFLOWS

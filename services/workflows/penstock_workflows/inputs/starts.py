@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.bus import Bus
-from penstock.bus.records import MAX_SHOWN_CHARACTERS, RunRecord, StartCommand
+from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS, RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.off_loop import OFF_LOOP
 from penstock.runs.workflows import checked_input, find_workflow

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from pydantic import ValidationError
 
 from penstock.bus import subjects
 from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message, Unreadable
-from penstock.bus.records import ENDED, ContinueCommand, ReplayReply, RunRecord, Sent
+from penstock.bus.records.approvals import ContinueCommand
+from penstock.bus.records.base import Record
+from penstock.bus.records.legs import Sent
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.sealing import FIRST_BYTES, SEALED
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
@@ -26,6 +30,14 @@ from penstock.bus.write import objects
 # The services that have a replay queue. From this queue a service takes the events of its dead
 # letters to process the events again.
 TAKE_BACK = frozenset({"approvals", "automations", "workflows"})
+
+
+class ReplayReply(Record):
+    """The answer to a request `letter.<number>`. `status` is an HTTP status."""
+
+    status: Literal[200, 404, 409]
+    detail: str
+    outcome: Literal["replayed", "already"] | None = None
 
 
 class CannotReplay(Exception):

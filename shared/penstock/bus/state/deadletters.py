@@ -21,7 +21,7 @@ from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message, Stored, Unreadable
 from penstock.bus.read import direct, leader
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.state.kv import Buckets, Entry
 from penstock.bus.write import objects
 from penstock.bus.write.fence import Writes

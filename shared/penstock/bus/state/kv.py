@@ -16,7 +16,7 @@ from penstock.bus.errors import FenceConflict, OutcomeUnknown
 from penstock.bus.messages import EXPECTED_SEQUENCE, STORED_AT, Message, Stored
 from penstock.bus.read import leader
 from penstock.bus.read.direct import last_of_each, replay
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.write.fence import Writes
 from penstock.bus.write.objects import unwrap
 

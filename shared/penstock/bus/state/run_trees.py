@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import Field
 
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.bus.state.kv import Buckets
 
 

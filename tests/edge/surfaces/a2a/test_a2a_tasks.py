@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.records import DecideRequest
+from penstock.bus.records.approvals import DecideRequest
 from penstock.dialects.a2a import EXTENSION, TaskFold
 from penstock_edge.sources import read_run
 from support.drive.clients import Client, Stream, contents

@@ -11,7 +11,7 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, DecideRequest
+from penstock.bus.records.approvals import ApprovalRecord, DecideRequest
 from penstock_edge.surfaces.adk.views import leg_form
 from support.drive.clients import Client, MakeEdge, Stream, contents
 from support.fakes.pretend import PretendApprovals, PretendConnector, PretendRun, command_of

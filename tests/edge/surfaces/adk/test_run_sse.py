@@ -13,7 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from penstock.bus import Bus, RawWriter
-from penstock.bus.records import DecideRequest, PauseRecord
+from penstock.bus.records.approvals import DecideRequest
+from penstock.bus.records.legs import PauseRecord
 from penstock_edge.surfaces.adk.answers import decided
 from support.drive.clients import Client, MakeEdge, Stream
 from support.fakes.pretend import PretendApprovals, PretendRun, command_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bus.records import Decided
+from penstock.bus.records.approvals import Decided
 from penstock.dialects.agno.encode import pauses
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.agno import answers

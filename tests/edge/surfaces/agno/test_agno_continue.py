@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from penstock.bus import Bus, Stored
-from penstock.bus.records import PauseRecord
+from penstock.bus.records.legs import PauseRecord
 from penstock.dialects.agno.encode import pauses
 from penstock.settings import Config
 from penstock_edge.sources.locate import lifecycle_of

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.bus import subjects
-from penstock.bus.records import ApprovalRecord
+from penstock.bus.records.approvals import ApprovalRecord
 from penstock.dialects.openai import RequestId
 from penstock_edge.surfaces.openai.request import message_of
 from support.attacks import openai_answers

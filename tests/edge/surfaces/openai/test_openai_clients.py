@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus
-from penstock.bus.records import DecideRequest, RunRecord, StartCommand
+from penstock.bus.records.approvals import DecideRequest
+from penstock.bus.records.runs import RunRecord, StartCommand
 from penstock.dialects.openai import RequestId
 from support.drive.clients import Client, MakeEdge
 from support.drive.short import in_short

@@ -11,7 +11,7 @@ import pytest
 import uuid_utils
 
 from penstock.bus import Bus
-from penstock.bus.records import CostRecord, CostRow
+from penstock.bus.records.costs import CostRecord, CostRow
 from penstock_edge.sources import cost_list
 from support.drive.bus import connected, new_run_id
 from support.drive.clients import Client, MakeEdge

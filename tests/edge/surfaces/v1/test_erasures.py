@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from penstock.bus import Bus, streams, subjects
 from penstock.bus.admin import subscribers
 from penstock.bus.admin.subscribers import Durable
-from penstock.bus.records import EraseCommand, RunRecord
+from penstock.bus.records.erasures import EraseCommand
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.bucket_index import BucketIndex
 from penstock.settings import AdkAgent, AuthSettings, Config
 from penstock.web.auth import Auth, AuthConfig

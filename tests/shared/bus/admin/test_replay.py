@@ -10,7 +10,9 @@ from penstock.bus import Bus, BusUnavailable, Message, streams
 from penstock.bus import messages as bus_messages
 from penstock.bus.admin.replay import CannotReplay, replay_letter
 from penstock.bus.read import direct
-from penstock.bus.records import ContinueCommand, RunRecord, RunStatus, Sent
+from penstock.bus.records.approvals import ContinueCommand
+from penstock.bus.records.legs import Sent
+from penstock.bus.records.runs import RunRecord, RunStatus
 from penstock.bus.state import deadletters
 from penstock.bus.state.deadletters import DeadLetter, Letter
 from penstock.bus.write import objects

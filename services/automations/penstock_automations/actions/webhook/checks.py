@@ -17,7 +17,7 @@ import orjson
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError, Msg
-from penstock.bus.records import CheckReply, CheckRequest
+from penstock.bus.records.webhooks import CheckReply, CheckRequest
 from penstock.runs.calls import CALLS, CallJob
 from penstock.turns import TenantUser
 from penstock_automations.actions.executor import AttemptDeferred, Occurrence

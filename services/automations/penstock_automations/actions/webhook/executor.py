@@ -13,7 +13,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.bus import Bus, subjects
-from penstock.bus.records import Decider, LinkReply, LinkRequest
+from penstock.bus.records.approvals import Decider, LinkReply, LinkRequest
 from penstock.bus.streams import events_for
 from penstock.bus.write.objects import unwrap
 from penstock.expressions import ExpressionError

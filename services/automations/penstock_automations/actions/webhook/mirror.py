@@ -16,7 +16,7 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from penstock.bus import Bus, BusError
-from penstock.bus.records import Record
+from penstock.bus.records.base import Record
 from penstock.events import timestamp
 from penstock_automations.actions.webhook.breaker import State
 from penstock_automations.actions.webhook.endpoints import Endpoint, Endpoints

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from penstock.bus.records import Push
+from penstock.bus.records.webhooks import Push
 from penstock.web.operation import TEXT
 from penstock.web.problems import ErrorShape, Problem, schema_of
 from penstock_edge.surfaces.legs import ClientAnswer

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import sse
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.dialects import a2a
 from penstock.runs.pushes import request_pushes

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import sse
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects import a2a
 from penstock.dialects.a2a import A2aEncoder, TaskFold
 from penstock.dialects.base import Encoder

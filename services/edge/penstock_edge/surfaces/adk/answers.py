@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
 
-from penstock.bus.records import Decided
+from penstock.bus.records.approvals import Decided
 from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.web.bodies import has_many_values, is_deep
 from penstock_edge.surfaces.adk.request import FUNCTION_RESPONSE, RunAgentRequest, path_of_part

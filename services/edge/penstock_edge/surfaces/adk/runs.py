@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import ApprovalRecord, WhenBusy
+from penstock.bus.records.approvals import ApprovalRecord
+from penstock.bus.records.runs import WhenBusy
 from penstock.dialects.approvals import parse_question_id
 from penstock.lookups import look_until
 from penstock.runs.start import Start

@@ -16,7 +16,8 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
-from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import session_key, session_turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.runs.start import list_run

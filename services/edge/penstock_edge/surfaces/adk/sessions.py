@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import SessionRecord
+from penstock.bus.records.legs import SessionRecord
 from penstock.runs.start import frames_refused
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_body, require_json

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.bus.records import Decided
+from penstock.bus.records.approvals import Decided
 from penstock.dialects.agno.encode.pauses import waiting_tool
 from penstock.dialects.json import objects
 from penstock_edge.surfaces.agno.request import error

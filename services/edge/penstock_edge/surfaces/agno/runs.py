@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig, Config
 from penstock.web.auth import Identity, acting_user, identity_of, require

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.json import without_none
 from penstock.settings import AgentConfig
 

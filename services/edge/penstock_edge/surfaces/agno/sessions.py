@@ -11,7 +11,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.agno.encode.complete import run_output
 from penstock.runs.start import require_reachable
 from penstock.settings import AgentConfig

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bus import Bus
-from penstock.bus.records import ApprovalRecord, Decided
+from penstock.bus.records.approvals import ApprovalRecord, Decided
 from penstock.dialects.agui.ids import scope_of, unscoped
 from penstock.dialects.answers import UnclearAnswer
 from penstock.settings import AgentConfig, WorkflowAgent

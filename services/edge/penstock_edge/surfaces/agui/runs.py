@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus.records import WhenBusy
+from penstock.bus.records.runs import WhenBusy
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig
 from penstock.web.auth import Identity, identity_of, require

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus import BusError, Stored
-from penstock.bus.records import LinkRequest, RunRecord
+from penstock.bus.records.approvals import LinkRequest
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import run_id_of
 from penstock.dialects.openai import ChatEncoder
 from penstock.runs.decide import request_link

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from penstock.bus.records import RunRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.dialects.openai import ObjectEncoder
 from penstock.settings import AgentConfig
 from penstock.web.auth import identity_of, require

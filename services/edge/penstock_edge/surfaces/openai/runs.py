@@ -15,7 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.bus.records import ENDED, RunRecord
+from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.bus.subjects import key_of
 from penstock.runs.start import Start
 from penstock.settings import AgentConfig

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock.bus import subjects
-from penstock.bus.records import Erasure, Hold, HoldChange, RunRecord
+from penstock.bus.records.erasures import Erasure, Hold, HoldChange
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import is_run_id
 from penstock.web.auth import acting_user, identity_of, require
 from penstock.web.bodies import ignore_body, read_json

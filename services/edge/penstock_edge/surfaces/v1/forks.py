@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.bus.records import ForkedFrom, RunRecord
+from penstock.bus.records.runs import ForkedFrom, RunRecord
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import Origin, Start
 from penstock.web.auth import Identity, acting_user, identity_of

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from penstock import start_fields
 from penstock.bus import Bus
-from penstock.bus.records import ENDED, ForkedFrom, RunRecord, RunStatus, WhenBusy
+from penstock.bus.records.runs import ENDED, ForkedFrom, RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
 from penstock.runs.start import SHOWN_CHARACTERS, Origin, Start, check_fork

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from penstock.bus.records import RunRecord, SessionRecord
+from penstock.bus.records.legs import SessionRecord
+from penstock.bus.records.runs import RunRecord
 from penstock.bus.subjects import is_run_id, session_key
 from penstock.lookups import look_until
 from penstock.web.auth import identity_of

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from penstock.bus import BusError
-from penstock.bus.records import ENDED, ReplayReply, RunStatus
+from penstock.bus.admin.replay import ReplayReply
+from penstock.bus.records.runs import ENDED, RunStatus
 from penstock.bus.state import deadletters
 from penstock.bus.streams import raw_of
 from penstock.bus.subjects import partition_of, replay_letter, shard_of

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.bus.records import WhenBusy
+from penstock.bus.records.runs import WhenBusy
 from penstock.dialects.json import obj
 from penstock_edge.surfaces.bodies import document_of, validated
 from penstock_edge.surfaces.errors import invalid, shortened
