@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 import pytest_asyncio
 
 from penstock.sse import Parser
+from penstock_client import AsyncClient
 from support.real.deployment import Deployment
+from support.real.up import AS_A_COMMAND, Up
 from support.real.upstreams import AGNO, UPSTREAMS, Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -276,6 +279,68 @@ async def test_a_cancel_ends_the_stream_with_its_word(
     assert last in said
     again = await post(penstock, f"{path}/runs/{run_id}/cancel")
     assert (again.status_code, set(again.json())) == (409, {"detail"})
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("/agents/assistant", "slow"), ("/agents/adk", "slow 50 100")]
+)
+async def test_a_stream_that_broke_goes_on_at_another_edge_where_it_was(
+    penstock: Deployment, path: str, message: str
+) -> None:
+    first: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
+    parser, form = Parser(), {"message": message, "stream": "true"}
+    runs = f"{penstock.edge()}{path}/runs"
+    async with penstock.http.stream("POST", runs, data=form) as answer:
+        run_id = answer.headers["penstock-run-id"]
+        async for chunk in answer.aiter_bytes():
+            first += [json.loads(frame.data) for frame in parser.feed(chunk)]
+            if len([each for each in first if each.get("content")]) > 3:
+                break
+    form = {"last_event_index": str(first[-1]["event_index"])}
+    url, parser, cancelled = f"{path}/runs/{run_id}/resume", Parser(), None
+    async with penstock.http.stream("POST", f"{penstock.edge(1)}{url}", data=form) as answer:
+        async for chunk in answer.aiter_bytes():
+            rest += [json.loads(frame.data) for frame in parser.feed(chunk)]
+            if cancelled is None and any(each["event"] == "subscribed" for each in rest):
+                cancelled = await post(penstock, f"{path}/runs/{run_id}/cancel")
+    assert [each["event"] for each in rest[:1]] == ["catch_up"]
+    seen = [*first, *(each for each in rest if each["event"] not in ("catch_up", "subscribed"))]
+    assert [each["event_index"] for each in seen] == [*range(len(seen))]
+    assert "RunCancelled" in events(seen)
+    again = await post(penstock, url)
+    note, *whole = [json.loads(frame.data) for frame in Parser().feed(again.content)]
+    assert (note["event"], note["status"], whole) == ("replay", "CANCELLED", seen)
+
+
+@pytest.mark.chaos
+async def test_a_penstock_behind_a_penstock_goes_on_when_the_first_one_is_killed(
+    penstock: Deployment, tmp_path: Path
+) -> None:
+    agent = {"id": "inner", "protocol": "agno", "url": penstock.edge(), "agent": "assistant"}
+    config = tmp_path / "penstock.yaml"
+    config.write_text(json.dumps({"agents": [agent]}))
+    up = Up(tmp_path, "--config", str(config), program=AS_A_COMMAND)
+    up.start()
+    try:
+        async with AsyncClient(up.url) as client:
+            run, ticks = client.run("inner", "slow"), ""
+            is_killed = False
+            async for event in run:
+                if event.type != "llm.stream":
+                    continue
+                ticks += event.data["content"]
+                if ticks.count(" ") > 5 and not is_killed:
+                    is_killed = True
+                    up.signal(signal.SIGKILL)
+                    await asyncio.to_thread(up.start)
+                elif ticks.count(" ") > 30:
+                    await run.cancel()
+            record = await client.record(await run.start())
+    finally:
+        up.signal(signal.SIGTERM)
+    assert record["status"] == "cancelled"
+    assert ticks == "".join(f"tick{number} " for number in range(ticks.count(" ")))
 
 
 @pytest.mark.parametrize(

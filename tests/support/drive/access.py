@@ -124,6 +124,7 @@ def _agno(kind: str) -> dict[str, list[How]]:
         f"GET {one}": [How()],
         f"POST {one}/runs": [How(403, also=("raw",), bob=STARTED_BY_BOB)],
         f"POST {one}/runs/{{run_id}}/continue": [How(404, late, ("raw",), body=ANSWER)],
+        f"POST {one}/runs/{{run_id}}/resume": [How(404, also=("raw",))],
         f"POST {one}/runs/{{run_id}}/cancel": [How(404, 409)],
     }
 

@@ -14,7 +14,7 @@ from penstock.bus.records.erasures import Erasure
 from penstock.bus.records.runs import ENDED, RunRecord
 from penstock.events.catalogue import TERMINAL
 from penstock.web.problems import Problem
-from penstock_edge.sources.history import tail
+from penstock_edge.sources.history import newest_sequence_of, tail
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.erased import ERASED, erased_messages, erased_text
 from penstock_edge.views.items import type_of
@@ -62,6 +62,13 @@ async def with_live_marker(
     bus: Bus, stream: str, patterns: Collection[str], start: StartPosition
 ) -> StartPosition:
     return replace(start, live_after=await tail(bus, stream, list(patterns)))
+
+
+async def with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:
+    """Do the same for the stream of one run."""
+    if view.reads_tree:
+        return replace(place, live_after=await newest_sequence_of(bus, view, place.start))
+    return await with_live_marker(bus, view.followed.stream, [view.followed.pattern], place)
 
 
 async def start_from_now(bus: Bus, shard: int = 0) -> StartPosition:
@@ -278,9 +285,10 @@ async def _not_begun(bus: Bus, view: View, record: RunRecord) -> StartPosition:
     if lifecycle is not None:
         begun = int(lifecycle.headers.get(FIRST, lifecycle.sequence))
         return StartPosition(1 if view.reads_frames else begun, begun)
-    return StartPosition(
-        position.start, position.events_start, truncated=record.first_event is not None and not loss
-    )
+    # The first frames may be stored before the event that the normalizer makes of them.
+    start = 1 if view.reads_frames else position.start
+    truncated = record.first_event is not None and not loss
+    return StartPosition(start, position.events_start, truncated=truncated)
 
 
 def _is_first(stored: Stored) -> bool:

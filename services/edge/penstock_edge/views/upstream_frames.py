@@ -45,7 +45,7 @@ class RawEncoding(Encoding):
         frames: list[bytes] = []
         if raw.is_body:
             frames = [
-                sse.encode(frame.data, event=_name(frame), id=f"{raw.sequence}-{index}")
+                sse.encode(frame.data, event=event_name(frame), id=f"{raw.sequence}-{index}")
                 for index, frame in enumerate(self._frames(raw.payload))
             ]
         elif raw.kind == "lost":
@@ -62,7 +62,7 @@ class RawEncoding(Encoding):
             return error.frames
 
 
-def _name(frame: sse.Frame) -> str | None:
+def event_name(frame: sse.Frame) -> str | None:
     return frame.event and frame.event.replace("\0", "\ufffd")
 
 
@@ -76,9 +76,12 @@ class RelayedLeg(Encoding):
         if not is_raw(stored):
             return Item(stored.sequence, self.run_ended(orjson.loads(stored.payload)), last=True)
         raw = raw_frame(stored)
-        if raw.leg != self.leg:
+        if not self.has_leg(raw.leg):
             return Item(raw.sequence, [])
         return Item(raw.sequence, self.relayed(raw)) if raw.is_body else self.marked(raw)
+
+    def has_leg(self, leg: int) -> bool:
+        return leg == self.leg
 
     @abstractmethod
     def run_ended(self, event: dict[str, Any]) -> list[bytes]: ...

@@ -30,6 +30,8 @@ async def fields_of(request: Request, limit_bytes: int) -> Mapping[str, Any]:
         return _urlencoded(await read_body(request, limit_bytes))
     if media_type == "application/json" or media_type.endswith("+json"):
         return _json(await read_body(request, limit_bytes))
+    if not media_type and not await read_body(request, limit_bytes):
+        return {}  # what HTTP clients send for a form without fields
     raise Problem(415, f"the body is {media_type or 'of no type'}; send a form, or JSON")
 
 

@@ -23,6 +23,7 @@ JsonObject = dict[str, Any]
 RESERVED: Final = frozenset(
     {"message", "stream", "stream_events", "background", "session_id", "user_id", "run_id"}
 )
+MAX_INDEX: Final = 2**53  # the greatest number that every client of JSON can read
 # The fields with the media of a message. Only Agno agents accept media.
 MEDIA: Final = ("images", "audio", "videos", "input_files")
 # Maps the agent's kind to the fields that may answer a pause. Agno itself reads only the first
@@ -96,6 +97,17 @@ class SessionRequest(BaseModel):
     session_name: str | None = None
     session_state: JsonObject | None = None
     metadata: JsonObject | None = None
+
+
+class ResumeRequest(BaseModel):
+    """The body of a request that reads a run's stream again, after the event with this number."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    last_event_index: Annotated[
+        Annotated[int, Field(ge=-1, le=MAX_INDEX)] | None, BeforeValidator(_absent)
+    ] = None
+    session_id: Name
 
 
 class ContinueRequest(BaseModel):

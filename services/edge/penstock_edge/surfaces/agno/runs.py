@@ -31,14 +31,23 @@ from penstock.web.operation import (
 from penstock.web.problems import DETAIL, Problem
 from penstock_edge.runs.pauses import approval_of, open_approvals, pause_of
 from penstock_edge.runs.records import is_workflow, run_of
+from penstock_edge.sources.locate import lifecycle_of, locate, with_marker
+from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.single_body import SingleBody
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.agents import agent_of_kind
 from penstock_edge.surfaces.agno import answers as agno_answers
 from penstock_edge.surfaces.agno import request as agno_request
+from penstock_edge.surfaces.agno import resumed
 from penstock_edge.surfaces.agno.body import fields_of
-from penstock_edge.surfaces.agno.request import KINDS, ContinueRequest, RunRequest
+from penstock_edge.surfaces.agno.request import (
+    KINDS,
+    ContinueRequest,
+    ResumeRequest,
+    RunRequest,
+)
+from penstock_edge.surfaces.agno.session_shapes import STATUSES
 from penstock_edge.surfaces.agno.views import (
     EdgeFrames,
     is_native,
@@ -50,6 +59,7 @@ from penstock_edge.surfaces.bodies import json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.views.items import type_of
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
 _NAMED: Final = an_object(id=TEXT, name=TEXT)
@@ -198,6 +208,52 @@ class Runs(Handlers):
     @serves(
         *_of_each_kind(
             method="POST",
+            path="/{kind}s/{id}/runs/{run_id}/resume",
+            summary="Read a run's stream again, after an event",
+            answers={200: by.STREAMED},
+            scopes=("read",),
+            sometimes={"raw": RAW},
+            parameters=(by.AGNO_ID, by.RUN_ID),
+            body=ResumeRequest,
+            body_types=(*FORMS, JSON),
+            body_required=False,
+            example={"last_event_index": 3},
+            refusals=(404, 409, 410),
+        )
+    )
+    async def resume(self, request: Request) -> ASGIApp:
+        """Begin after the event `last_event_index`, or with the first one. The stream ends with the
+        pause that waits now, or else with the next pause or the run's end."""
+        edge, who = self._edge, identity_of(request)
+        agent = self._agent(request)
+        record = await self._run(who, agent, request)
+        fields = await fields_of(request, edge.settings.max_body_bytes)
+        asked = agno_request.parse(fields, ResumeRequest)
+        edge.streams.require_room(request.scope)
+        if asked.session_id not in (None, record.session_id):
+            raise _unknown_run(record.run_id)
+        run_id, after = record.run_id, -1 if (at := asked.last_event_index) is None else at
+        leg = await legs.newest_leg(edge, run_id)
+        if is_native(agent):
+            require(who, "raw")
+            view = resumed.upstream_run_view(agent, run_id, leg.number, after)
+            place = await locate(edge.bus, view, None, record)
+        else:
+            form = resumed.encoded_form(EdgeFrames(agent, run_id), after)
+            view, place = await legs.located(edge, record, form, None, leg, replays=True)
+        if place.truncated:
+            # The numbers of the remaining events would not be those that the client has seen.
+            raise Problem(410, f"the first events of run {run_id} are no longer kept")
+        status = await self._status(record) if place.ended or leg.waits else None
+        if status is None:
+            place = await with_marker(edge.bus, view, place)
+        # The stream is not told that the run has ended: with nothing left, it would answer 204.
+        stream = EventStream(await edge.hubs.join(view, place))
+        return Prefaced(stream, resumed.preface(run_id, status, after))
+
+    @serves(
+        *_of_each_kind(
+            method="POST",
             path="/{kind}s/{id}/runs/{run_id}/cancel",
             summary="Cancel a run",
             answers={200: json("The run is cancelled, or is being cancelled", OBJECT)},
@@ -264,6 +320,12 @@ class Runs(Handlers):
         else:
             view = leg.view(stream_form(frames))
         return await edge.stream(view, leg.position)
+
+    async def _status(self, record: RunRecord) -> str:
+        # The record may be older than the event.
+        lifecycle = await lifecycle_of(self._edge.bus, record.run_id)
+        said = type_of(lifecycle).rpartition(".")[2] if lifecycle is not None else ""
+        return STATUSES.get(said, STATUSES[record.status])
 
     def _agent(self, request: Request) -> AgentConfig:
         path = request.path_params

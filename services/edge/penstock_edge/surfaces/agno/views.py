@@ -87,11 +87,11 @@ class UpstreamLeg(RelayedLeg):
     _parser: sse.Parser = field(default_factory=sse.Parser)
     _unfinished: bytes = b""  # the beginning of a frame whose end has not come yet
     _connection: str = ""
-    _end_seen: bool = False  # whether the Agno server has sent an event that ends the leg
+    _end: str = ""  # the name of the event of the Agno server that has ended the leg
     _session_id: SessionId | None = None
 
     def run_ended(self, event: dict[str, Any]) -> list[bytes]:
-        return [] if self._end_seen else self.edge.of(event)
+        return [] if self._end else self.edge.of(event)
 
     def relayed(self, raw: RawFrame) -> list[bytes]:
         complete = self._complete_frames(raw)
@@ -102,7 +102,7 @@ class UpstreamLeg(RelayedLeg):
             self._read_session_id(orjson.loads(raw.payload))
         # If no event has ended the leg, the run's terminal event still follows. So this item is
         # then not the last item of the stream.
-        return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end_seen)
+        return Item(raw.sequence, [], last=raw.kind in ("end", "lost") and self._end != "")
 
     def interruption(self) -> list[bytes]:
         return self.edge.interrupted()
@@ -131,9 +131,9 @@ class UpstreamLeg(RelayedLeg):
         names = ENDS[self.edge.agent.kind]
         # The stream also has the events of nested teams. The last event of a nested team has one of
         # these names, too, but it does not end the leg.
-        self._end_seen = self._end_seen or any(
-            frame.event in names and not _is_inner(frame.data) for frame in frames
-        )
+        for frame in frames:
+            if frame.event in names and not _is_inner(frame.data):
+                self._end = frame.event
 
 
 @dataclass(slots=True)
@@ -156,11 +156,30 @@ def upstream_leg_view(agent: AgentConfig, run_id: str, leg: int) -> View:
     return relayed_leg_view("agno", run_id, leg, encoding)
 
 
-def stream_form(edge: EdgeFrames) -> LegForm[AgnoEncoder]:
+@dataclass(slots=True)
+class NumberedEncoder(Encoder):
+    """Gives each event of a run its number, as Agno 3 does: a client asks for those after it."""
+
+    encoder: AgnoEncoder
+    _count: int = 0
+
+    def feed(self, event: dict[str, Any]) -> Sequence[sse.Frame]:
+        frames = self.encoder.feed(event)
+        for frame in frames:
+            frame.id, frame.data = f"{self._count}", numbered(frame.data, self._count)
+            self._count += 1
+        return frames
+
+
+def numbered(data: bytes, index: int) -> bytes:
+    return b'%b,"event_index":%d}' % (data.rstrip()[:-1], index)
+
+
+def stream_form(edge: EdgeFrames) -> LegForm[NumberedEncoder]:
     return LegForm(
         ("events",),
         "agno",
-        edge.encoder,
+        lambda: NumberedEncoder(edge.encoder()),
         lambda frame, cursor: sse.encode(frame.data, event=frame.event),
         lambda encoder: edge.interrupted(),
         NAMED_SSE,

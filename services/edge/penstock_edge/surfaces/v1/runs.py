@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -15,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from penstock import start_fields
-from penstock.bus import Bus
 from penstock.bus.records.runs import ENDED, ForkedFrom, RunRecord, RunStatus, WhenBusy
 from penstock.bus.subjects import is_run_id
 from penstock.runs.depth import HEADER, MAX_DEPTH, depth_of_request
@@ -44,12 +42,7 @@ from penstock_edge.runs.deliveries import deliveries_of
 from penstock_edge.runs.forking import why_not
 from penstock_edge.runs.records import is_workflow, run_of, unfinished_descendants
 from penstock_edge.runs.trace import trace_of
-from penstock_edge.sources.history import newest_sequence_of
-from penstock_edge.sources.locate import (
-    StartPosition,
-    locate,
-    with_live_marker,
-)
+from penstock_edge.sources.locate import locate, with_marker
 from penstock_edge.sources.read_run import BYTES_READ, EVENTS_READ, READ_S, Allowance, read_run
 from penstock_edge.sources.run_list import Contained, began_between
 from penstock_edge.stream.responses.pages import MAX_PAGE
@@ -73,7 +66,7 @@ from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.run_state import RunState
-from penstock_edge.views.view import ReadFrom, View
+from penstock_edge.views.view import ReadFrom
 
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
@@ -356,7 +349,7 @@ class Runs(Handlers):
             view = edge.tree(record.run_id, known).whole(dialect, framing, types)
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
-                place = await _with_marker(edge.bus, view, place)
+                place = await with_marker(edge.bus, view, place)
             return await edge.stream(view, place)
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
@@ -435,12 +428,6 @@ class Runs(Handlers):
         if cancelled.at is None:
             return json_response(body | {"status": "cancelling"}, 202)
         return json_response(body | {"confirmed": cancelled.confirmed})
-
-
-async def _with_marker(bus: Bus, view: View, place: StartPosition) -> StartPosition:
-    if view.reads_tree:
-        return replace(place, live_after=await newest_sequence_of(bus, view, place.start))
-    return await with_live_marker(bus, view.followed.stream, [view.followed.pattern], place)
 
 
 def _require_dialect(who: Identity, dialect: str) -> None:
