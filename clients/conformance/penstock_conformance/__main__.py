@@ -7,8 +7,10 @@ import asyncio
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -18,7 +20,7 @@ from penstock_conformance.chaos import command as chaos
 from penstock_conformance.dialect import Options, filled
 from penstock_conformance.exchange import Exchange, User
 from penstock_conformance.protocols import PROTOCOLS
-from penstock_conformance.statements import Statement, Verdict, judge
+from penstock_conformance.statements import Result, Statement, Verdict, judge
 from penstock_conformance.trial import ACTS, Trial
 from penstock_conformance.wire import NotReachable, Wire
 
@@ -36,8 +38,8 @@ _COMMANDS: Final = {"agent": agent.main, "chaos": chaos.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, and 2 if the
-    command is wrong or nothing could be shown."""
+    """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, 2 if the
+    command is wrong or nothing could be shown, and `STOPPED` after Ctrl-C."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     if command and command[0] in _COMMANDS:
         return _COMMANDS[command[0]](command[1:])
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error("no statement has this id, rule or group: --list has them")
     try:
-        report, lines = asyncio.run(_report(options, chosen, command))
+        with _frames(options.frames) as log:
+            report, is_whole = asyncio.run(_report(options, chosen, command, log))
     except NotReachable as error:
         print(error, file=sys.stderr)
         return 2
@@ -66,33 +69,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         if path is not None:
             path.write_text(write(report), "utf-8")
-    if options.frames is not None:
-        options.frames.write_text("".join(lines), "utf-8")
+    if not is_whole:
+        return chaos.STOPPED
     if report.breaks:
         return 1
     return 2 if report.count(Verdict.NOT_SHOWN) == len(report.results) else 0
 
 
+@contextmanager
+def _frames(path: Path | None) -> Iterator[Callable[[Exchange], None]]:
+    """Write each exchange when it is over, so that nothing is lost when the tool is stopped."""
+    if path is None:
+        yield lambda exchange: None
+        return
+    with path.open("w", encoding="utf-8", buffering=1) as file:
+        yield lambda exchange: print(reports.as_line(exchange), end="", file=file)
+
+
 async def _report(
-    options: argparse.Namespace, statements: Sequence[Statement], command: Sequence[str]
-) -> tuple[reports.Report, list[str]]:
-    """Return the report, and what was sent and received as lines of JSON."""
+    options: argparse.Namespace,
+    statements: Sequence[Statement],
+    command: Sequence[str],
+    log: Callable[[Exchange], None],
+) -> tuple[reports.Report, bool]:
+    """Return the report, and whether all statements were tried."""
     protocol = PROTOCOLS[options.protocol]
     path = (options.path or protocol.path).replace("{agent}", options.agent)
     known = Options(options.agent, path, options.resume, options.cancel, options.user)
-    lines: list[str] = []
-
-    def log(exchange: Exchange) -> None:
-        if options.frames is not None:
-            lines.append(reports.as_line(exchange))
-
+    results: list[Result] = []
     async with Wire(options.url, _credentials(options), options.timeout, log=log) as wire:
         ran = options.ran or (RAN if options.scripted else "")
         trial = Trial(wire, protocol.dialect(known), _messages(options), ran)
-        results = await judge(trial, statements)
+        try:
+            for each in statements:
+                results += await judge(trial, [each])
+        except asyncio.CancelledError:  # what asyncio makes of Ctrl-C
+            if not results:
+                raise
+    rest = statements[len(results) :]
+    stopped = ("the tool was stopped before it was tried",)
+    results += [Result(each, Verdict.NOT_SHOWN, stopped) for each in rest]
     at = datetime.now(UTC).isoformat(timespec="seconds")
     line = f"{reports.TOOL} {shlex.join(_without_secrets(command))}"
-    return reports.Report(options.url, options.protocol, at, line, results), lines
+    return reports.Report(options.url, options.protocol, at, line, results), not rest
 
 
 def _is_chosen(statement: Statement, only: Sequence[str]) -> bool:

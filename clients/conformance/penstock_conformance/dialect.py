@@ -82,6 +82,8 @@ class Dialect(ABC):
     stays_open: ClassVar[bool] = False  # whether a stream goes on after a question
     # the statuses of servers that cannot send a stream again, where the protocol lets them
     no_resume: ClassVar[frozenset[int]] = frozenset()
+    # and of those that cannot cancel
+    no_cancel: ClassVar[frozenset[int]] = NO_SUCH_REQUEST
 
     def __init__(self, options: Options) -> None:
         self.options = options

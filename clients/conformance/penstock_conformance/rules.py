@@ -310,7 +310,14 @@ GAPS: Final = Rule(
 # --- cancel
 
 
+def require_cancel(dialect: Dialect, cancelled: Cancelled) -> None:
+    """Raise NotShown for a server that cancels nothing, where the protocol lets it."""
+    if cancelled.cancel.status in dialect.no_cancel:
+        raise NotShown(f"the server does not cancel a run that exists: {cancelled.cancel}")
+
+
 def _cancels(dialect: Dialect, cancelled: Cancelled) -> Iterator[str]:
+    require_cancel(dialect, cancelled)
     answer = cancelled.cancel
     if answer.status >= 400:
         yield f"the cancel is answered with {answer.status}: {answer.content[:160]!r}"
@@ -323,6 +330,7 @@ def _cancels(dialect: Dialect, cancelled: Cancelled) -> Iterator[str]:
 
 
 def _again(dialect: Dialect, cancelled: Cancelled) -> Iterator[str]:
+    require_cancel(dialect, cancelled)
     if cancelled.again.status >= 500:
         yield f"a second cancel is answered with {cancelled.again.status}"
 

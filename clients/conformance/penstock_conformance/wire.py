@@ -90,6 +90,13 @@ class Wire:
         except httpx.HTTPError as error:
             self._require_an_answer(f"as HTTP: {error or type(error).__name__}", error)
             recorded.end = End.CUT
+        except asyncio.CancelledError:
+            recorded.end = End.LEFT
+            self._logged(recorded)
+            raise
+        return self._logged(recorded)
+
+    def _logged(self, recorded: _Recorded) -> Exchange:
         exchange = recorded.exchange(is_over=True)
         if self._log is not None:
             self._log(exchange)

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from penstock_conformance.__main__ import main
+from penstock_conformance.chaos.command import STOPPED
 from penstock_conformance.chaos.drive import NotUnderstood
 from penstock_conformance.chaos.judge import Figures
 from penstock_conformance.chaos.protocols.penstock import Penstock
@@ -121,6 +123,32 @@ def test_the_command_says_what_it_found_and_how_to_repeat_it(
     assert {"request", "frame", "kill", "answers again"} <= {
         json.loads(each)["what"] for each in lines
     }
+
+
+@pytest.mark.chaos
+async def test_ctrl_c_reports_the_rounds_that_were_played(tmp_path: Path) -> None:
+    whole, report = options(tmp_path, "none"), tmp_path / "chaos.json"
+    command = [sys.executable, "-m", "penstock_conformance", "chaos", "--command", whole.command]
+    command += ["--url", whole.url, "--protocol", "penstock", "--calls", "0", "--seed", str(SEED)]
+    command += ["--frames", str(tmp_path), "--json", str(report), "--rounds", "50"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            while b"round 1" not in await process.stderr.readline():
+                pass
+        process.send_signal(signal.SIGINT)
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == STOPPED
+    assert 1 <= json.loads(report.read_text("utf-8"))["rounds"] < 50
+    assert b"again    penstock-conformance chaos" in out
+    wait_for(lambda: not processes(tmp_path), 5, "the end of the server")
 
 
 def processes(folder: Path) -> list[int]:

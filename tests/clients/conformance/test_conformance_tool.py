@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,8 +18,9 @@ import httpx
 import pytest
 import yaml
 
-from penstock_conformance import rules
+from penstock_conformance import rules, scenarios
 from penstock_conformance.__main__ import main
+from penstock_conformance.chaos.command import STOPPED
 from penstock_conformance.dialect import Dialect, NotShown, Options
 from penstock_conformance.exchange import End, Exchange, Frame, Frames, Request, User
 from penstock_conformance.protocols import PROTOCOLS
@@ -61,13 +64,23 @@ PLACES = {
     "agno": ["--agent", "assistant"],
     "a2a": ["--agent", "assistant"],
 }
-# What a protocol does not show: the streams of ADK and Agno have no cursors, and A2A refuses to
-# stream a task from its start when it has ended.
+# What a protocol does not show: the streams of ADK have no cursors, and those of Agno have them in
+# their events. A2A refuses to stream a task from its start when it has ended.
 _CURSORS = {"resumes", "resumes-live", "goes-on", "ids-once", "gaps"}
-NOT_SHOWN = {"adk": _CURSORS, "agno": _CURSORS, "a2a": {"resumes-live"}}
+NOT_SHOWN = {"adk": _CURSORS, "agno": {"ids-once"}, "a2a": {"resumes-live"}}
 # Each of their rules finds a fault in what was recorded; each of AG-UI's finds one on the way.
 RECORDED = [name for name in PROTOCOLS if name != "agui"]
 SCOPE = "start read decide raw"
+# What takes no second. The other scenarios read slowly, or send a request for each frame.
+OF_STREAMS = {each.name for each in STREAMS}
+QUICK = OF_STREAMS | {
+    each.name
+    for each in (
+        *(scenarios.ECHO, scenarios.CANCELLED, scenarios.UNKNOWN, scenarios.INVALID),
+        *(scenarios.APPROVED, scenarios.REJECTED, scenarios.TEXTS, scenarios.NOWHERE),
+        *(scenarios.NOBODY, scenarios.ANSWERED_BY_OTHER),
+    )
+}
 # One fault of each group that is about more than a stream; `make faults` plants all of them.
 SHORT = ["resumes", "gaps", "cancels", "no-text", "invalid", "reads-all", "foreign"]
 
@@ -171,16 +184,19 @@ async def test_the_tool_finds_other_faults_too(site: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-async def test_each_rule_about_streams_finds_a_fault_in_them(site: Site, name: str) -> None:
-    await _every_fault_is_found(site, name, _about_streams(name))
+async def test_penstock_keeps_what_is_quickly_shown_and_each_rule_finds_a_fault_in_it(
+    site: Site, name: str
+) -> None:
+    await _every_fault_is_found(site, name, _quick(name))
 
 
-def _about_streams(name: str) -> list[Statement]:
-    streams = {each.name for each in STREAMS}
+def _quick(name: str) -> list[Statement]:
     return [
         each
         for each in PROTOCOLS[name].statements
-        if streams.issuperset(scenario.name for scenario in each.rule.of)
+        if (QUICK if name in RECORDED else OF_STREAMS).issuperset(
+            scenario.name for scenario in each.rule.of
+        )
     ]
 
 
@@ -281,7 +297,7 @@ def test_every_rule_has_a_fault_that_it_finds_and_every_group_is_tried_in_short(
     statements = PROTOCOLS["agui"].statements
     assert {each.rule.name for each in statements} == set(FAULTS)
     short = [each for each in statements if each.rule.name in SHORT]
-    assert {each.rule.group for each in (*short, *_about_streams("agui"))} == set(Group)
+    assert {each.rule.group for each in (*short, *_quick("agui"))} == set(Group)
 
 
 def test_statements_have_ids_of_their_own_and_a_source() -> None:
@@ -390,6 +406,45 @@ async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
     assert status == expected
     # Nothing is written of a server that cannot be reached.
     assert report.exists() == content.startswith(b"HTTP")
+
+
+async def test_ctrl_c_writes_what_was_found_until_then(tmp_path: Path) -> None:
+    answers, waits = iter([PAGE]), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if (content := next(answers, None)) is not None:
+            writer.write(content)
+        else:
+            waits.set()
+            await reader.read()  # until the client leaves
+        writer.close()
+
+    files = {name: tmp_path / name for name in ("junit", "json", "html", "frames")}
+    words = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    words += ["--only", "shape", "--asks", "x"]
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        command = [sys.executable, "-m", "penstock_conformance", url, "--protocol", "agui", *words]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            await asyncio.wait_for(waits.wait(), 60)
+            process.send_signal(signal.SIGINT)
+            out, _ = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert process.returncode == STOPPED
+    first, *others = json.loads(files["json"].read_text())["statements"]
+    assert (first["id"], first["verdict"]) == ("agui.is-stream", "failed")
+    assert {each["verdict"] for each in others} == {"not shown"}
+    assert "stopped" in others[-1]["told"][0]
+    assert "agui.is-stream" in out.decode()
+    assert len(ElementTree.parse(files["junit"]).getroot()) == len(others) + 1
+    assert "agui.is-stream" in files["html"].read_text()
+    ends = [json.loads(each)["end"] for each in files["frames"].read_text().splitlines()]
+    assert ends == ["whole", "left"]
 
 
 # What servers may send by the documents of their protocols, and how the message did it.
@@ -564,7 +619,7 @@ async def test_what_a_server_without_such_requests_refuses_is_no_success() -> No
         return httpx.Response(200, headers=headers, content="".join(frames))
 
     tool = PROTOCOLS["a2a"]
-    names = ("subscribes", "subscribes-late", "cancels-unknown")
+    names = ("subscribes", "subscribes-late", "cancels", "cancels-again", "cancels-unknown")
     statements = [each for each in tool.statements if each.rule.name in names]
     messages = {"text": "Hello", "slow": "slow"}
     async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
@@ -615,6 +670,44 @@ async def test_a_server_without_responses_in_the_background_does_not_fail_to_res
     async with Wire("http://a", transport=httpx.MockTransport(answer)) as wire:
         results = await judge(Trial(wire, tool.dialect(Options()), {"text": "Hello"}), statements)
     assert {each.verdict for each in results} == {Verdict.NOT_SHOWN}, results
+
+
+@pytest.mark.parametrize(
+    ("protocol", "verdict"),
+    [
+        *((name, Verdict.NOT_SHOWN) for name in ("agui", "vercel", "openai", "a2a")),
+        # Their documents have the request.
+        *((name, Verdict.FAILED) for name in ("executions", "unified", "agno")),
+    ],
+)
+async def test_a_cancel_that_does_not_exist_breaks_only_a_protocol_that_has_it(
+    protocol: str, verdict: Verdict
+) -> None:
+    tool = PROTOCOLS[protocol]
+    refusal = Exchange(Request("POST", "/cancel"), 404, content=b"{}")
+    whole = Exchange(Request("POST", "/"), 200, frames=(Frame("{}", value={"type": "x"}),))
+    [statement] = [each for each in tool.statements if each.rule.name == "cancels"]
+    [scenario] = statement.rule.of
+    recorded = {scenario.name: Cancelled(whole, refusal, refusal)}
+    async with Wire("http://a") as wire:
+        trial = Trial(wire, tool.dialect(Options()), {}, recorded=recorded)
+        [result] = await judge(trial, [statement])
+    assert result.verdict is verdict, result
+    assert "404" in result.told[0] or protocol == "agno"
+
+
+@pytest.mark.parametrize(("more", "named"), [({"nodeInfo": {}}, "e-1"), ({}, None)])
+def test_an_answer_names_the_invocation_that_asks_where_adk_takes_the_name(
+    more: dict[str, Any], named: str | None
+) -> None:
+    """A resumable app goes on with it. ADK 1 refuses it if its app is not resumable."""
+    call = {"id": "c", "name": "adk_request_confirmation", "args": {}}
+    event = {"invocationId": "e-1", "content": {"parts": [{"functionCall": call}]}, **more}
+    request = Request("POST", "/", {"sessionId": "s"})
+    asked = Exchange(request, 200, frames=(Frame("", value=event),))
+    answer = PROTOCOLS["adk"].dialect(Options()).answer(asked, approve=True)
+    assert answer.body.get("invocationId") == named
+    assert answer.body["newMessage"]["parts"][0]["functionResponse"]["id"] == "c"
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,14 @@ def test_the_command_shows_where_the_agents_are(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("protocol", SERVERS)
+@pytest.mark.parametrize(
+    ("protocol", "app"), [*((name, "") for name in SERVERS), ("adk", "scripted_resumable")]
+)
 async def test_a_server_with_the_agent_shows_what_needs_an_agent(
-    protocol: str, tmp_path: Path
+    protocol: str, app: str, tmp_path: Path
 ) -> None:
     place, environment, ready = SERVERS[protocol]
+    place = ["--agent", app] if app else place
     python = VENVS / environment / "bin" / "python"
     if not python.exists():
         pytest.skip(f"{environment} is not there: make upstreams")

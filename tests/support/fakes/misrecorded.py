@@ -159,6 +159,12 @@ def _first_lost(frames: Sequence[Frame]) -> Sequence[Frame]:
     return frames[1:]
 
 
+def _event_lost(dialect: Dialect, rest: Exchange, records: Records) -> Exchange:
+    # Notes of the server about the stream come before the events.
+    lost = next((frame for frame in rest.frames if dialect.is_of_run(frame)), None)
+    return _with(rest, [frame for frame in rest.frames if frame is not lost])
+
+
 def _stops_early(dialect: Dialect, rest: Exchange, records: Records) -> Exchange:
     return _with(rest, rest.frames[: min(_seen_at(dialect, rest, What.TEXT)) + 1])
 
@@ -211,8 +217,8 @@ COMMON: Mapping[str, Change] = {
     "fails": ends_as("text"),
     "once": doubled(What.CALL),
     "ids-once": all_frames(id="7-0"),
-    "resumes": each_of("rests", of_frames(_first_lost)),
-    "resumes-live": part("rest", of_frames(_first_lost)),
+    "resumes": each_of("rests", _event_lost),
+    "resumes-live": part("rest", _event_lost),
     "goes-on": part("rest", _stops_early),
     "gaps": _from_the_second,
     "cancels": part("stream", ends_as("text")),

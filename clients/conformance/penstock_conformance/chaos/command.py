@@ -18,6 +18,7 @@ from penstock_conformance.chaos.server import ServerFailed
 from penstock_conformance.dialect import NotShown
 
 FAULTS, NO_RESULT = 1, 2  # exit statuses
+STOPPED = 130  # by Ctrl-C; what was found until then is reported
 
 
 def report_file(text: str) -> Path:
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 without a fault, 1 with faults, and 2 if there is no result."""
+    """Return 0 without a fault, 1 with faults, 2 if there is no result, `STOPPED` after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="penstock-conformance chaos",
         description="Kill a server at moments that a seed chooses; see what becomes of its runs.",
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str]) -> int:
     for path, write in ((asked.json, report.as_json), (asked.html, report.as_html)):
         if path is not None:
             path.write_text(write(options, result, again), "utf-8")
+    if len(result.rounds) < options.rounds:
+        return STOPPED
     return FAULTS if result.figures.faults else 0
 
 

@@ -109,12 +109,17 @@ async def _play(
         answer_after_s=ANSWER_AFTER_S,
     )
     result = Result(options.calls, calm_s, planned)
-    for number, moment in enumerate(planned, 1):
-        with _Frames(folder / f"round-{number:02}.jsonl") as log:
-            played = await _round(stage, number, moment, calm_s, log)
-        result.rounds.append(played)
-        ends = [seen.end or "no end" for seen in played.runs]
-        say(f"round {number}: killed {moment}; {', '.join(ends)}")
+    try:
+        for number, moment in enumerate(planned, 1):
+            with _Frames(folder / f"round-{number:02}.jsonl") as log:
+                played = await _round(stage, number, moment, calm_s, log)
+            result.rounds.append(played)
+            ends = [seen.end or "no end" for seen in played.runs]
+            say(f"round {number}: killed {moment}; {', '.join(ends)}")
+    except asyncio.CancelledError:  # what asyncio makes of Ctrl-C
+        if not result.rounds:
+            raise
+        say(f"stopped in round {len(result.rounds) + 1} of {options.rounds}")
     result.effects = list(stage.counter.effects)
     return result
 

@@ -88,8 +88,13 @@ class Adk(Dialect):
         return {"session": str(body["sessionId"])} if "sessionId" in body else {}
 
     def answer(self, asked: Exchange, *, approve: bool) -> Request:
-        calls = _calls(asked)
-        return self._run(_session(asked), *(_answer(each, approve) for each in calls))
+        """Name the invocation that asks: a resumable app goes on with it. ADK 1 refuses the name if
+        its app is not resumable; only ADK 2 sends `nodeInfo`."""
+        request = self._run(_session(asked), *(_answer(each, approve) for each in _calls(asked)))
+        for frame in asked.frames:
+            if _asks(frame) and "nodeInfo" in frame.fields:
+                return with_fields(request, invocationId=frame.fields["invocationId"])
+        return request
 
     def texts(self, asked: Exchange) -> Mapping[str, Request]:
         names = ", ".join(str(each["id"]) for each in _calls(asked))
@@ -115,6 +120,10 @@ def _parts(frame: Frame) -> list[Json]:
     content = frame.fields.get("content")
     parts = content.get("parts") if isinstance(content, dict) else None
     return [each for each in parts or () if isinstance(each, dict)]
+
+
+def _asks(frame: Frame) -> bool:
+    return any((part.get("functionCall") or {}).get("name") == _ASKS for part in _parts(frame))
 
 
 def _session(asked: Exchange) -> str:

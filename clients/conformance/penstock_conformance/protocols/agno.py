@@ -36,6 +36,7 @@ class Agno(Dialect):
 
     name = "agno"
     no_resume = NO_SUCH_REQUEST  # AgentOS has `/resume` since 3.0
+    no_cancel = frozenset()
 
     def start(self, message: str, session: str) -> Request:
         form = {"message": message, "stream": "true", "session_id": session}

@@ -28,6 +28,7 @@ class Executions(Dialect):
 
     name = "executions"
     stays_open = True
+    no_cancel = frozenset()  # the contract has the request
 
     def start(self, message: str, session: str) -> Request:
         topology = int(self.options.agent or 0)

@@ -233,6 +233,7 @@ def _texts(dialect: Dialect, exchange: Exchange) -> Iterator[str]:
 def _is_cancelled(dialect: Dialect, cancelled: Cancelled) -> Iterator[str]:
     """No event says in a stream that a response was cancelled: the answer to a cancel does, and
     that to a second one, which returns the response as it is then."""
+    rules.require_cancel(dialect, cancelled)
     answers = (cancelled.cancel, cancelled.again)
     if answers[0].status >= 400:
         yield f"the cancel is answered with {answers[0].status}: {answers[0].content[:160]!r}"

@@ -24,6 +24,7 @@ class Unified(Dialect):
 
     name = "unified"
     stays_open = True
+    no_cancel = frozenset()  # the contract has the request
 
     def start(self, message: str, session: str) -> Request:
         body = {"agent": self.options.agent, "message": message, "session_id": session}

@@ -116,13 +116,13 @@ class UpstreamRun(UpstreamLeg):
             event = None
         data = frame.data
         if isinstance(event, dict) and event:
-            own = event.get("event_index")
-            # A server that was restarted may count anew, but no client may miss an event.
-            is_next = isinstance(own, int) and own > self._index
-            self._index = own if is_next else self._index + 1
+            own, self._index = event.get("event_index"), self._index + 1
+            if isinstance(own, int):
+                # A server that was restarted may count anew, but no client may miss an event.
+                self._index = max(own, self._index)
             if "event_index" not in event:
                 data = numbered(data, self._index)
-            elif not is_next:
+            elif own != self._index:
                 data = orjson.dumps({**event, "event_index": self._index})
         if self._index > self.after:
             yield sse.encode(data, event=event_name(frame))
