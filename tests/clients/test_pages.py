@@ -61,6 +61,18 @@ def test_the_pages_for_javascript(demo: str, tmp_path: Path, page: str) -> None:
     assert DONE in said
 
 
+def test_the_versions_that_were_tried_are_those_that_are_installed() -> None:
+    index = (PAGES / "README.md").read_text("utf-8")
+    table = index.partition("<!-- faces -->")[2].partition("<!-- end of faces -->")[0]
+    tried = [row.rsplit("|", 2)[1] for row in table.splitlines()[3:] if row]
+    versions = [version for cell in tried for version in re.findall(r"\d+\.\d[.\d]*", cell)]
+    files = [*ROOT.glob("deploy/**/*.txt"), *ROOT.glob("deploy/upstreams/*.in")]
+    files += [*ROOT.glob("tests/**/package.json"), *ROOT.glob("tests/**/package-lock.json")]
+    pins = "\n".join(file.read_text("utf-8") for file in files)
+    assert len(versions) > 10
+    assert [each for each in versions if f"{each.rstrip('.')}" not in pins] == []
+
+
 def test_the_index_names_every_page_and_is_named() -> None:
     index = (PAGES / "README.md").read_text("utf-8")
     pages = {page.name for page in PAGES.glob("*.md")} - {"README.md"}

@@ -18,6 +18,7 @@ _TEXT = "edge/a2a_tasks::a_yes_as_text_is_told_that_the_task_waits"
 _OLDER = "edge/a2a_tasks::clients_of_0_3_read_the_same_task"
 _LIST = "edge/a2a_tasks::a_list_has_the_callers_tasks_and_always_a_page_token"
 _CODES = "edge/a2a_tasks::a_method_that_is_refused_has_the_protocols_code"
+_STATUSES = "edge/a2a_tasks::an_error_over_rest_has_the_status_of_its_reason"
 _VERSION = "edge/a2a_tasks::another_version_is_refused"
 _CARD = "edge/a2a_tasks::a_card_names_the_interfaces_and_the_extension"
 _REPEATED = "edge/a2a_tasks::with_the_extension_a_message_that_is_sent_again_begins_no_second_task"
@@ -71,7 +72,7 @@ DOCUMENT = Document(
             "Pages follow the tasks' creation; a page is sorted by the last update.",
             _LIST,
         ),
-        holds("AA15", "Errors have their codes and an ErrorInfo (5.4)", _CODES, _VERSION),
+        holds("AA15", "Errors have their codes and an ErrorInfo (5.4)", _CODES, _STATUSES),
         holds("AA16", "Another version is refused; none means 0.3 (3.6.2)", _VERSION, _OLDER),
         holds("AA17", "An extension changes nothing for others (4.6)", _PLAIN, _CURSOR),
         holds(

@@ -120,6 +120,23 @@ WORDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 }
 
 
+def agents(
+    agno_server: Upstream, adk_server: Upstream, pydantic_ai: Upstream, agno_agui: Upstream
+) -> list[dict[str, Any]]:
+    """Return the configuration of all agents of `WORDS`."""
+    agno = {"protocol": "agno", "url": agno_server.url}
+    urls = {f"pydantic-ai-{name}": f"{pydantic_ai.url}/{name}" for name in PYDANTIC_AI}
+    urls |= {f"agno-{name}": f"{agno_agui.url}/{name}/agui" for name in AGNO_AGUI}
+    return [
+        {"id": "assistant", "agent": "demo-agent", **agno},
+        {"id": "team", "agent": "demo-team", "kind": "team", **agno},
+        {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
+        {"id": "gated-flow", "agent": "hitl-wf", "kind": "workflow", **agno},
+        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
+        *({"id": id, "protocol": "agui", "url": url} for id, url in urls.items()),
+    ]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def penstock(
     nats_server: NatsServer,
@@ -128,18 +145,8 @@ async def penstock(
     pydantic_ai_server: Upstream,
     agno_agui_server: Upstream,
 ) -> AsyncIterator[Pipeline]:
-    agno = {"protocol": "agno", "url": agno_server.url}
-    urls = {f"pydantic-ai-{name}": f"{pydantic_ai_server.url}/{name}" for name in PYDANTIC_AI}
-    urls |= {f"agno-{name}": f"{agno_agui_server.url}/{name}/agui" for name in AGNO_AGUI}
-    agents: list[dict[str, Any]] = [
-        {"id": "assistant", "agent": "demo-agent", **agno},
-        {"id": "team", "agent": "demo-team", "kind": "team", **agno},
-        {"id": "flow", "agent": "simple-wf", "kind": "workflow", **agno},
-        {"id": "gated-flow", "agent": "hitl-wf", "kind": "workflow", **agno},
-        {"id": "adk", "protocol": "adk", "url": adk_server.url, "agent": "demo"},
-        *({"id": id, "protocol": "agui", "url": url} for id, url in urls.items()),
-    ]
-    config = Config.model_validate({"agents": agents})
+    known = agents(agno_server, adk_server, pydantic_ai_server, agno_agui_server)
+    config = Config.model_validate({"agents": known})
     async with pipeline(nats_server.url, config, (*PIPELINE, EdgeService)) as running:
         yield running
 

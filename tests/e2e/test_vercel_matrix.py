@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from e2e.test_matrix import SCENARIOS, WORDS, penstock
+from e2e.every_agent import AGENTS, decided_elsewhere, events_of_run, penstock
 from penstock.dialects.approvals import CONFIRMATIONS
 from support.drive.pipeline import Pipeline
 from support.drive.waiting import eventually
@@ -29,13 +29,9 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-__all__ = ["penstock"]  # the fixture, with all upstreams
+__all__ = ["penstock"]  # the fixture, with all agents
 DECISIONS: Final = {"approved": "approve", "rejected": "reject", "elsewhere": "approve"}
-CASES = [
-    (upstream, scenario)
-    for upstream, words in WORDS.items()
-    for scenario in (*words, *(["elsewhere"] if "approved" in words else []))
-]
+CASES = [(upstream, scenario) for upstream, rows in AGENTS.items() for scenario in rows]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=VERSIONS)
@@ -65,23 +61,11 @@ async def answered(client: Chat, state: State, decision: str, value: Any = None)
     return state
 
 
-async def decided_elsewhere(client: Chat, penstock: Pipeline, state: State) -> State:
-    """Decide what the chat asks as another person does; return the state after a resume."""
-    asked = [
-        part.get("approval", {}).get("id") or vercel_rules.asked_by(part).get("id", "")
-        for part in parts(state, "dynamic-tool")
-    ]
-    approval_id = next(filter(None, asked)).partition("/")[0]
-    reply = await penstock.decide(approval_id, "approve")
-    assert reply.status == 200, reply.detail
-    return await client("resume")
-
-
 @pytest.mark.parametrize(("upstream", "scenario"), CASES)
 async def test_each_version_shows_what_each_kind_of_agent_did(
     client: Chat, penstock: Pipeline, upstream: str, scenario: str
 ) -> None:
-    agent, words = WORDS[upstream]["approved" if scenario == "elsewhere" else scenario]
+    agent, words = AGENTS[upstream][scenario]
     chat_id = await begin(client, penstock, agent)
     words = f"{words} {uuid.uuid4().hex[:8]}"
     if scenario == "cancel":
@@ -98,16 +82,19 @@ async def test_each_version_shows_what_each_kind_of_agent_did(
     else:
         state = await client("send", text=words)
         if scenario == "elsewhere":
-            state = await decided_elsewhere(client, penstock, state)
+            await decided_elsewhere(penstock, answer_of(state)["id"])
+            state = await client("resume")
         elif scenario in DECISIONS:
             state = await answered(client, state, DECISIONS[scenario])
     run_id = answer_of(state)["id"]
-    events = await penstock.ended(run_id)
+    await penstock.ended(run_id)
+    events = await events_of_run(penstock, run_id)
     assert state["status"] == ("error" if scenario == "error" else "ready"), state["errors"]
-    ends = SCENARIOS[scenario].ends if scenario in SCENARIOS else "completed"
-    assert answer_of(state)["metadata"]["status"] == ends
+    metadata = answer_of(state)["metadata"]
+    assert metadata["status"] == events[-1].type.removeprefix("lifecycle.")
+    assert metadata.get("usage") == events[-1].data.get("usage")
     said = "".join(each.data["content"] for each in events if each.type == "llm.stream")
-    assert text(state) == said
+    assert text(state).startswith(said) if upstream == "workflow" else text(state) == said
     thoughts = "".join(each.data["thought"] for each in events if each.type == "llm.reasoning")
     assert "".join(each["text"] for each in parts(state, "reasoning")) == thoughts
     calls = {each.data["tool_call_id"] for each in events if each.type == "llm.tool_call"}

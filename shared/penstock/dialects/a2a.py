@@ -44,10 +44,6 @@ _WORK: Final = frozenset(
 )
 
 
-def text_part(text: str) -> JsonObject:
-    return {"text": text}
-
-
 def escaped(data: bytes) -> bytes:
     """Escape the characters at which A2A's official client for Python wrongly ends a line of SSE:
     it reads lines with `str.splitlines`, and finds a text with one of these cut off."""
@@ -73,7 +69,7 @@ class A2aEncoder:
     extended: bool = True
     older: bool = False
     _state: str = SUBMITTED
-    # Maps the id of an open message to whether its artifact has begun.
+    # The ids of the open messages whose artifacts have begun, in order.
     _open: dict[str, bool] = field(default_factory=dict)
     _has_artifact: bool = False
     # The parts of the present pause's status, which stay in the statuses of later events.
@@ -151,14 +147,10 @@ class A2aEncoder:
         }
         if data.get("message"):
             message_id = client_message_id(data.get("idempotency_key")) or f"{run_id}-message"
-            asked = message(run_id, context_id, message_id, text_part(data["message"]))
+            asked = message(run_id, context_id, message_id, {"text": data["message"]})
             del asked["extensions"]
             task["history"] = [{**asked, "role": "ROLE_USER"}]
         yield {"task": task}
-
-    def _message_started(self, event: JsonObject) -> Iterator[JsonObject]:
-        self._open[event["data"]["message_id"]] = False
-        yield from ()
 
     def _streamed(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
@@ -166,7 +158,7 @@ class A2aEncoder:
         begun = self._open.get(message_id, False)
         self._open[message_id] = True
         about = {} if begun else _about(event)
-        yield self._artifact(event, message_id, text_part(data["content"]), append=begun, **about)
+        yield self._artifact(event, message_id, {"text": data["content"]}, append=begun, **about)
 
     def _message_completed(self, event: JsonObject) -> Iterator[JsonObject]:
         data = event["data"]
@@ -174,7 +166,7 @@ class A2aEncoder:
         if data.get("value") is not None:
             part: JsonObject = {"data": data["value"]}
         else:
-            part = text_part("" if begun else data.get("content") or "")
+            part = {"text": "" if begun else data.get("content") or ""}
             if not begun and not part["text"]:
                 return
         about = {} if begun else _about(event)
@@ -199,7 +191,7 @@ class A2aEncoder:
             {"data": {"type": "approval.requested", "data": request}, "mediaType": JSON}
             for request in requests
         ]
-        self._asked = [text_part(text), *parts]
+        self._asked = [{"text": text}, *parts]
         yield self._status(event, *self._asked, metadata=event["data"])
 
     def _completed(self, event: JsonObject) -> Iterator[JsonObject]:
@@ -207,7 +199,7 @@ class A2aEncoder:
         yield from self._close(event)
         value, summary = data.get("value"), data.get("summary")
         if not self._has_artifact and (summary or value is not None):
-            part = text_part(summary) if value is None else {"data": value}
+            part = {"text": summary} if value is None else {"data": value}
             yield self._artifact(event, f"{event['run_id']}-result", part, last=True)
         usage = data.get("usage")
         yield self._end(event, COMPLETED, None, {"usage": usage} if usage else None)
@@ -228,13 +220,12 @@ class A2aEncoder:
         self, event: JsonObject, state: str, text: str | None, metadata: JsonObject | None
     ) -> JsonObject:
         self._state = state
-        parts = [text_part(text)] if text else []
+        parts = [{"text": text}] if text else []
         return self._status(event, *parts, metadata=metadata)
 
     def _close(self, event: JsonObject) -> Iterator[JsonObject]:
-        for message_id, begun in self._open.items():
-            if begun:
-                yield self._artifact(event, message_id, text_part(""), append=True, last=True)
+        for message_id in self._open:
+            yield self._artifact(event, message_id, {"text": ""}, append=True, last=True)
         self._open.clear()
 
 
@@ -257,7 +248,7 @@ _HANDLERS: Final[Mapping[str, Handler]] = {
     "lifecycle.completed": A2aEncoder._completed,
     "lifecycle.failed": A2aEncoder._failed,
     "lifecycle.cancelled": A2aEncoder._cancelled,
-    "llm.message_started": A2aEncoder._message_started,
+    "llm.message_started": lambda encoder, event: iter(()),
     "llm.stream": A2aEncoder._streamed,
     "llm.message_completed": A2aEncoder._message_completed,
     "artifact.updated": A2aEncoder._file,
@@ -306,27 +297,35 @@ def item_text(item: JsonObject) -> str:
 
 @dataclass(slots=True)
 class TaskFold:
-    """Folds stream responses of A2A 1.0 into the task, as A2A's clients do: a message of an earlier
-    status goes into the history, and pieces of an artifact are appended."""
+    """Folds a run, or stream responses of A2A 1.0, into the task, as A2A's clients do: a message of
+    an earlier status goes into the history, and pieces of an artifact are appended."""
 
+    encoder: A2aEncoder = field(default_factory=A2aEncoder)
+    leg: int = 1  # the leg of the newest event
     _task: JsonObject = field(default_factory=dict)
+    # The artifacts by their ids. Among the parts of one, a list has the pieces of a text.
     _artifacts: dict[str, JsonObject] = field(default_factory=dict)
-    # The parts of each artifact; a list has the pieces of a text.
-    _parts: dict[str, list[JsonObject | list[str]]] = field(default_factory=dict)
+
+    def feed(self, event: JsonObject) -> Sequence[Frame]:
+        self.leg = event.get("leg") or 1
+        for response in self.encoder.responses(event):
+            self.add(response)
+        return ()
 
     @property
     def state(self) -> str | None:
         return self._task["status"]["state"] if self._task else None
 
     def add(self, response: JsonObject) -> None:
-        if "task" in response:
-            self._task = {"history": [], **response["task"]}
+        [(member, body)] = response.items()
+        if member == "task":
+            self._task = {"history": [], **body}
             for artifact in self._task.pop("artifacts", []):
                 self._add_artifact({"artifact": artifact})
-        elif "statusUpdate" in response:
-            self._add_status(response["statusUpdate"])
-        elif "artifactUpdate" in response:
-            self._add_artifact(response["artifactUpdate"])
+        elif member == "statusUpdate":
+            self._add_status(body)
+        else:
+            self._add_artifact(body)
 
     def _add_status(self, update: JsonObject) -> None:
         task = self._task
@@ -343,9 +342,8 @@ class TaskFold:
         artifact = update["artifact"]
         artifact_id = artifact["artifactId"]
         if not update.get("append") or artifact_id not in self._artifacts:
-            self._artifacts[artifact_id] = artifact
-            self._parts[artifact_id] = []
-        parts = self._parts[artifact_id]
+            self._artifacts[artifact_id] = {**artifact, "parts": []}
+        parts = self._artifacts[artifact_id]["parts"]
         for part in artifact["parts"]:
             if part.keys() != {"text"}:
                 parts.append(part)
@@ -363,14 +361,14 @@ class TaskFold:
         if messages:
             task["history"] = messages
         task["artifacts"] = [
-            {**artifact, "parts": [_part(part) for part in self._parts[artifact_id]]}
-            for artifact_id, artifact in self._artifacts.items()
+            {**each, "parts": [_part(part) for part in each["parts"]]}
+            for each in self._artifacts.values()
         ]
         return task
 
 
 def _part(part: JsonObject | list[str]) -> JsonObject:
-    return text_part("".join(part)) if isinstance(part, list) else part
+    return {"text": "".join(part)} if isinstance(part, list) else part
 
 
 # --- A2A 0.3

@@ -1,4 +1,4 @@
-"""Drives the process of the official A2A client (tests/clients/a2a/client.py)."""
+"""Drives the process of an official A2A client (tests/clients/a2a/client.py and client.mjs)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from penstock.dialects.a2a import EXTENSION
 from support.drive.repository import ROOT
+from support.real.node import packages
 from support.real.upstreams import A2A_CLIENT
 
 WAIT_S = 120
@@ -61,10 +63,13 @@ class Official:
 
 
 @asynccontextmanager
-async def official(url: str) -> AsyncIterator[Official]:
+async def official(url: str, language: str = "python") -> AsyncIterator[Official]:
+    scripts = ROOT / "tests/clients/a2a"
+    command: list[str | Path] = [A2A_CLIENT.python, scripts / "client.py"]
+    if language == "javascript":
+        command = ["node", scripts / "client.mjs", packages("a2a").parent]
     process = await asyncio.create_subprocess_exec(
-        A2A_CLIENT.python,
-        ROOT / "tests/clients/a2a/client.py",
+        *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=64 * 1024 * 1024,

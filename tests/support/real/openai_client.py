@@ -19,6 +19,11 @@ SCRIPTS: Final = ROOT / "tests" / "clients" / "openai"
 PYTHON: Final = ROOT / ".penstock" / "venvs" / "openai" / "bin" / "python"
 NODE: Final = ROOT / ".penstock" / "node" / "openai"
 LANGUAGES: Final = ("python", "javascript")
+# Earlier versions, which other packages bring with them.
+OLDER: Final = {
+    "python 3.52.0": ROOT / ".penstock" / "venvs" / "agno_agui" / "bin" / "python",
+    "javascript 6.49.0": ROOT / ".penstock" / "node" / "copilotkit",
+}
 
 
 class Refused(Exception):
@@ -55,10 +60,10 @@ class OpenAIClient:
 @contextmanager
 def running(language: str, url: str) -> Iterator[OpenAIClient]:
     """Run the client. Where it is not installed, skip the test, or fail it in CI."""
-    installed(language)
-    command: list[str | Path] = [PYTHON, SCRIPTS / "client.py"]
-    if language == "javascript":
-        command = ["node", SCRIPTS / "client.mjs", NODE]
+    place = installed(language)
+    command: list[str | Path] = [place, SCRIPTS / "client.py"]
+    if language.startswith("javascript"):
+        command = ["node", SCRIPTS / "client.mjs", place]
     process = subprocess.Popen(
         [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -68,9 +73,11 @@ def running(language: str, url: str) -> Iterator[OpenAIClient]:
         process.communicate(timeout=10)
 
 
-def installed(language: str) -> None:
-    """Skip the test if the client is not installed, or fail it in CI."""
-    needs = PYTHON if language == "python" else NODE / "node_modules"
-    if needs.exists() and (language == "python" or shutil.which("node")):
-        return
-    absent(f"OpenAI's client is not installed: {needs} is missing (`make upstreams node`)")
+def installed(language: str) -> Path:
+    """Return where the client is. Skip the test if it is not installed, or fail it in CI."""
+    is_python = language.startswith("python")
+    place = OLDER.get(language, PYTHON if is_python else NODE)
+    needs = place if is_python else place / "node_modules" / "openai"
+    if not needs.exists() or not (is_python or shutil.which("node")):
+        absent(f"OpenAI's client is not installed: {needs} is missing (`make upstreams node`)")
+    return place

@@ -23,7 +23,6 @@ from penstock.bus.subjects import event, events_of_run, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.answers import UnclearAnswer, decided
 from penstock.dialects.approvals import parse_question_id
-from penstock.dialects.base import Encoder
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
@@ -41,7 +40,7 @@ from penstock_edge.sources.read_run import Allowance, request_allowance
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.surfaces.errors import shortened
 from penstock_edge.views.cursor import Cursor
-from penstock_edge.views.encoded_leg import PAUSED, E, LegForm
+from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, WholeLeg
 from penstock_edge.views.items import type_of
 from penstock_edge.views.run_tree import Child
 from penstock_edge.views.trees import TreeViews
@@ -321,23 +320,24 @@ async def read_stored(
     edge: Edge,
     who: Identity,
     record: RunRecord,
-    dialect: str,
-    encoder: Encoder,
+    form: LegForm[WholeLeg[E]],
     leg: LegId = WHOLE_RUN,
     end: int = NO_END,
     allowance: Allowance | None = None,
-) -> int:
-    """Let the encoder read the stored events of a run up to the end of the leg, and before the
-    stream sequence `end`. Return the sequence of the last one, 0 if there is none. Problem: as
-    `locate`, and 422 for more events than the allowance, by default that of one request."""
+) -> tuple[E, int]:
+    """Return the encoder of an object when it has read the stored events of a run up to the end of
+    the leg, and before the stream sequence `end`; and the sequence of the last one, 0 if there is
+    none. Problem: as `locate`, and 422 for more events than the allowance, by default that of one
+    request."""
     allowance = allowance or request_allowance()
-    form = LegForm.of_object((), dialect, lambda: encoder, lambda _: b"")
+    whole = WholeLeg(form.encoder().encoder, lambda _: b"")
+    form = replace(form, encoder=lambda: whole)
     view, position = await located(edge, record, form, None, leg, replays=True)
     encoding, last = view.encoding(), 0
     for stored in position.erased:
         await encode(edge.bus, view, encoding, stored)
     if position.erased:
-        return position.erased[-1].sequence
+        return whole.encoder, position.erased[-1].sequence
     history = history_of(edge.bus, view, None, position.start, edge.turns.for_caller(who))
     while batch := await history.before(end):
         for each in batch:
@@ -349,8 +349,8 @@ async def read_stored(
             allowance.spend(1, len(stored.payload))
             item, last = await encode(edge.bus, view, encoding, stored), stored.sequence
             if item.last:
-                return last
-    return last
+                return whole.encoder, last
+    return whole.encoder, last
 
 
 async def _is_pending(edge: Edge, paused: JsonObject) -> bool:

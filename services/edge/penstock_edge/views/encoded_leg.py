@@ -52,6 +52,7 @@ class LegForm(Generic[E]):
         dialect: str,
         encoder: Callable[[], F],
         write: Callable[[F], bytes],
+        look_up: Callable[[F, Stored], Awaitable[None]] | None = None,
     ) -> LegForm[WholeLeg[F]]:
         """Write one object, made of an encoder that has read the leg, or the leg so far."""
         return LegForm(
@@ -61,6 +62,7 @@ class LegForm(Generic[E]):
             lambda frame, cursor: frame.data,
             lambda whole: [whole.write(whole.encoder)],
             PageItems(),
+            look_up=look_up and (lambda whole, paused: look_up(whole.encoder, paused)),
         )
 
     def of_leg(self, leg: int, *, replays: bool = False) -> EncodedLeg:

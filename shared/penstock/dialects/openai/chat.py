@@ -33,7 +33,6 @@ class ChatEncoder(ResponsesEncoder):
     streaming: bool = True
     include_usage: bool = False
     links: dict[str, str] = field(default_factory=dict)  # the address of a link by approval id
-    following: str = ""  # the id of the response that follows the pause
     _texts: dict[str, list[str]] = field(default_factory=dict)
     _named: JsonObject = field(default_factory=dict)  # the fields that all chunks have
     # Agents may speak at once. The content has one message after another, so the pieces of others

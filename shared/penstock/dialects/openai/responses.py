@@ -102,10 +102,13 @@ class ResponsesEncoder:
     status: str = "queued"
     at_leg: int = 1  # the leg of the last event
     inputs: list[JsonObject] = field(default_factory=list)  # what the response answers
+    following: str = ""  # the id of the response that follows the pause, if the edge has set it
     _frames: list[Frame] = field(default_factory=list)  # those of the present event
     _number: int = 0
     _agent: str = ""
-    _begun: JsonObject | None = None  # the fields that a response has from its beginning on
+    _has_begun: bool = False
+    _created_at: int = 0
+    _metadata: dict[str, str] = field(default_factory=dict)
     _error: JsonObject | None = None
     _output: list[JsonObject] = field(default_factory=list)
     _open: dict[_Key, _Open] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class ResponsesEncoder:
         self.at_leg = event.get("leg") or 1
         if event_type in _REMEMBERED:
             self._remember(event_type, event["data"])
-        if self._begun is None:
+        if not self._has_begun:
             if self.at_leg < self.leg and event_type not in TERMINAL:
                 return ()
             self._begin(event)
@@ -142,7 +145,8 @@ class ResponsesEncoder:
         return {
             "id": self.response_id,
             "object": "response",
-            **(self._begun or {"created_at": 0, "metadata": {}}),
+            "created_at": self._created_at,
+            "metadata": self._metadata,
             "status": self.status,
             "background": True,  # the run goes on when its client leaves
             "model": self._agent,
@@ -171,9 +175,9 @@ class ResponsesEncoder:
             case "lifecycle.started":
                 self._agent = data.get("agent", "")
                 self.inputs = [items.question(data.get("message") or "")]
-            case "lifecycle.paused" if self._begun is None:
+            case "lifecycle.paused" if not self._has_begun:
                 self.inputs = []  # the leg begins after a pause
-            case "approval.decided" if self._begun is None:
+            case "approval.decided" if not self._has_begun:
                 asked_for = self._approvals.requests.get(data["approval_id"], {})
                 self.inputs += items.answers(asked_for, data["items"])
             case "llm.tool_call":
@@ -187,8 +191,8 @@ class ResponsesEncoder:
     # The response.
 
     def _begin(self, event: JsonObject) -> None:
-        metadata = {"run_id": event["run_id"], "session_id": event.get("session_id") or ""}
-        self._begun = {"created_at": int(epoch_s(event)), "metadata": metadata}
+        self._metadata |= {"run_id": event["run_id"], "session_id": event.get("session_id") or ""}
+        self._has_begun, self._created_at = True, int(epoch_s(event))
         self.status = "in_progress"
         self._say("created", {"response": self.response()})
         self._say("in_progress", {"response": self.response()})
@@ -204,6 +208,8 @@ class ResponsesEncoder:
         them, the run does not pause, and the client must not answer."""
         for approval, item in self._approvals.items():
             self._whole(items.request(approval, item, self._agent))
+        if self.following:
+            self._metadata["next_response_id"] = self.following
         self._end("completed", "completed")
 
     def _completed(self, event: JsonObject) -> None:

@@ -273,6 +273,26 @@ async def test_a_method_that_is_refused_has_the_protocols_code(
     assert (await call(edge, method, **params))["code"] == code
 
 
+async def test_an_error_over_rest_has_the_status_of_its_reason(
+    edge: Client, run: PretendRun
+) -> None:
+    await run.started()
+    await run.completed()
+    task, found = f"tasks/{run.run_id}", {}
+    for path in ("tasks/nothing:cancel", f"{task}:cancel", f"{task}:subscribe", "message:send"):
+        body = {"message": message({"raw": "AA=="})} if path == "message:send" else None
+        answer = await edge.post(f"/a2a/assistant/{path}", json=body, headers=V1)
+        error = answer.json()["error"]
+        assert error["code"] == answer.status_code
+        found[error["details"][0]["reason"]] = (error["code"], error["status"])
+    assert found == {
+        "TASK_NOT_FOUND": (404, "NOT_FOUND"),
+        "TASK_NOT_CANCELABLE": (400, "FAILED_PRECONDITION"),
+        "UNSUPPORTED_OPERATION": (400, "FAILED_PRECONDITION"),
+        "CONTENT_TYPE_NOT_SUPPORTED": (400, "INVALID_ARGUMENT"),
+    }
+
+
 async def test_another_version_is_refused(edge: Client) -> None:
     error = await call(edge, "GetTask", {"a2a-version": "99.0"}, id="x")
     assert error["code"] == -32009

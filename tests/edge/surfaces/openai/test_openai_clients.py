@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -141,7 +142,7 @@ async def test_the_models_are_the_agents(openai: OpenAIClient) -> None:
 
 
 async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
-    openai: OpenAIClient, bus: Bus
+    openai: OpenAIClient, edge: Client, bus: Bus
 ) -> None:
     approvals = PretendApprovals(bus)
     await approvals.start()
@@ -177,10 +178,16 @@ async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
     [request] = first["output"]
     assert request["type"] == "mcp_approval_request"
     assert request["id"] == str(RequestId.of(asked[0], ITEM))
+    following = first["metadata"]["next_response_id"]
+    assert (await openai.call("retrieve", id=following))["status"] == "queued"
+    path = f"/openai/v1/responses/{following}"
+    watching = asyncio.create_task(edge.get(path, params={"stream": "true"}))
     answer = {"type": "mcp_approval_response", "approval_request_id": request["id"]}
     given = [{**answer, "approve": True, "reason": "fine"}]
     then = await openai.call("create", body=body(input=given, previous_response_id=first["id"]))
     assert then["output_text"] == "Deleted."
+    assert then["id"] == following
+    assert '"text":"Deleted."' in (await watching).text, "another person's client sees it, too"
     assert then["output"][0]["approval_request_id"] == request["id"]
     [decision] = approvals.decisions
     assert decision.decider.channel == "openai"
@@ -191,6 +198,7 @@ async def test_a_decision_is_an_item_with_the_digest_and_continues_the_run(
     assert (item["approval_request_id"], item["approve"]) == (request["id"], True)
     again = await openai.call("retrieve", id=first["id"])
     assert again["output"] == first["output"], "the first leg ends with its request"
+    assert again["metadata"] == first["metadata"]
     await connector.stop()
 
 

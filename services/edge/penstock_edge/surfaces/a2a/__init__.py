@@ -54,7 +54,7 @@ from penstock_edge.surfaces.a2a.views import Call
 from penstock_edge.surfaces.agents import agent_by_id
 from penstock_edge.surfaces.bodies import document_of, json_body, validated
 from penstock_edge.surfaces.errors import InvalidBody, shortened
-from penstock_edge.surfaces.surface import Surface
+from penstock_edge.surfaces.surface import Handlers, Surface
 
 JsonObject = dict[str, Any]
 HEADERS: Final = (
@@ -66,16 +66,13 @@ HEADERS: Final = (
         location="header",
     ),
 )
+_SINCE: Final = formatdate(usegmt=True)
 _VERSION: Final = re.compile(r"(\d+\.\d+)(\.\d+)?")
 _SEND: Final = {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "Hello"}]}}
 
 
-class Card:
+class Card(Handlers):
     """Has the handler of the agents' cards."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._since = formatdate(usegmt=True)
 
     @serves(
         *(
@@ -103,7 +100,7 @@ class Card:
         headers = {
             "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
             "cache-control": "private, max-age=60",
-            "last-modified": self._since,
+            "last-modified": _SINCE,
         }
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(b"", 304, headers)
@@ -248,12 +245,8 @@ RPC: Final = Operation(
 )
 
 
-class Bindings:
+class Bindings(Tasks):
     """Has the handlers of A2A's methods, over JSON-RPC in 1.0 and 0.3, and over REST in 1.0."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._tasks = Tasks(edge)
 
     @serves(RPC, replace(RPC, path=f"{RPC.path}/", published=False))
     async def rpc(self, request: Request) -> ASGIApp:
@@ -278,7 +271,7 @@ class Bindings:
                 raise refusal("METHOD_NOT_FOUND", text)
             if method.scope is not None:
                 require(call.who, method.scope)
-            return await method.handle(self._tasks, call, validated(method.model, asked.params))
+            return await method.handle(self, call, validated(method.model, asked.params))
         except Problem as problem:
             if problem.status in (401, 403, 429) or problem.status >= 500:
                 raise
@@ -296,7 +289,7 @@ class Bindings:
         if isinstance(document, dict):
             ids = {name: path[part] for name, part in method.ids.items()}
             document = {**request.query_params, **document, **ids}
-        return await method.handle(self._tasks, call, validated(method.model, document))
+        return await method.handle(self, call, validated(method.model, document))
 
 
 def call_of(edge: Edge, request: Request, rpc_id: bytes | None = None) -> Call:

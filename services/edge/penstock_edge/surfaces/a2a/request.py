@@ -55,7 +55,7 @@ class TaskMessage(AnyRequest):
         for part in self.parts:
             if not part.model_fields_set & {"text", "data"}:
                 text = "message.parts: only parts with text or data are accepted"
-                raise refusal("CONTENT_TYPE_NOT_SUPPORTED", text, 415)
+                raise refusal("CONTENT_TYPE_NOT_SUPPORTED", text)
         return [part.data for part in self.parts if "data" in part.model_fields_set]
 
     @property
@@ -195,62 +195,56 @@ def _decided(sent: JsonObject, item: JsonObject) -> JsonObject | None:
 
 # --- Errors
 
-_OF_A2A: Final = (
-    "TASK_NOT_FOUND",
-    "TASK_NOT_CANCELABLE",
-    "PUSH_NOTIFICATION_NOT_SUPPORTED",
-    "UNSUPPORTED_OPERATION",
-    "CONTENT_TYPE_NOT_SUPPORTED",
-    "INVALID_AGENT_RESPONSE",
-    "EXTENDED_AGENT_CARD_NOT_CONFIGURED",
-    "EXTENSION_SUPPORT_REQUIRED",
-    "VERSION_NOT_SUPPORTED",
-)
-# The codes of JSON-RPC. Over REST, the official client shows only errors with one of these reasons.
-_CODES: Final[Mapping[str, int]] = {
-    **{reason: -32001 - at for at, reason in enumerate(_OF_A2A)},
-    **{"INVALID_REQUEST": -32600, "METHOD_NOT_FOUND": -32601, "INVALID_PARAMS": -32602},
-    **{"INTERNAL_ERROR": -32603, "PARSE_ERROR": -32700},
+# The code of JSON-RPC, the status of google.rpc, and that of HTTP (5.4, in A2A 1.0.1). Over REST,
+# the official client shows only errors with one of these reasons.
+_ERRORS: Final[Mapping[str, tuple[int, str, int]]] = {
+    "TASK_NOT_FOUND": (-32001, "NOT_FOUND", 404),
+    "TASK_NOT_CANCELABLE": (-32002, "FAILED_PRECONDITION", 400),
+    "PUSH_NOTIFICATION_NOT_SUPPORTED": (-32003, "FAILED_PRECONDITION", 400),
+    "UNSUPPORTED_OPERATION": (-32004, "FAILED_PRECONDITION", 400),
+    "CONTENT_TYPE_NOT_SUPPORTED": (-32005, "INVALID_ARGUMENT", 400),
+    "VERSION_NOT_SUPPORTED": (-32009, "FAILED_PRECONDITION", 400),
+    "INVALID_REQUEST": (-32600, "INVALID_ARGUMENT", 400),
+    "METHOD_NOT_FOUND": (-32601, "UNIMPLEMENTED", 400),
+    "INVALID_PARAMS": (-32602, "INVALID_ARGUMENT", 400),
+    "INTERNAL_ERROR": (-32603, "INTERNAL", 500),
+    "PARSE_ERROR": (-32700, "INVALID_ARGUMENT", 400),
 }
-# The status of google.rpc, and the reason, for an HTTP status.
-_ERRORS: Final[Mapping[int, tuple[str, str]]] = {
-    400: ("INVALID_ARGUMENT", "INVALID_PARAMS"),
-    401: ("UNAUTHENTICATED", "INVALID_REQUEST"),
-    403: ("PERMISSION_DENIED", "INVALID_REQUEST"),
-    404: ("NOT_FOUND", "INVALID_PARAMS"),
-    409: ("FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"),
-    410: ("NOT_FOUND", "TASK_NOT_FOUND"),
-    415: ("INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
-    422: ("INVALID_ARGUMENT", "INVALID_PARAMS"),
-    429: ("RESOURCE_EXHAUSTED", "INTERNAL_ERROR"),
-    503: ("UNAVAILABLE", "INTERNAL_ERROR"),
+# The reason of any other Problem by its status, and the status of google.rpc where it differs.
+_OTHERS: Final[Mapping[int, tuple[str, str | None]]] = {
+    **dict.fromkeys((400, 422), ("INVALID_PARAMS", None)),
+    401: ("INVALID_REQUEST", "UNAUTHENTICATED"),
+    403: ("INVALID_REQUEST", "PERMISSION_DENIED"),
+    404: ("INVALID_PARAMS", "NOT_FOUND"),
+    409: ("UNSUPPORTED_OPERATION", None),
+    410: ("TASK_NOT_FOUND", None),
+    415: ("CONTENT_TYPE_NOT_SUPPORTED", None),
+    429: ("INTERNAL_ERROR", "RESOURCE_EXHAUSTED"),
+    503: ("INTERNAL_ERROR", "UNAVAILABLE"),
 }
-_OTHER: Final = ("INTERNAL", "INTERNAL_ERROR")
 
 
-def refusal(reason: str, detail: str, status: int = 400) -> Problem:
-    return Problem(status, detail, reason=reason)
+def refusal(reason: str, detail: str) -> Problem:
+    return Problem(_ERRORS[reason][2], detail, reason=reason)
 
 
-def unknown(detail: str) -> Problem:
-    return refusal("TASK_NOT_FOUND", detail, 404)
-
-
-def _described(problem: Problem) -> tuple[str, str, JsonObject]:
-    """Return the status of google.rpc, the reason, and the details of an error."""
-    name, reason = _ERRORS.get(problem.status, _OTHER)
-    reason = problem.more.get("reason", reason)
+def _described(problem: Problem) -> tuple[int, str, JsonObject]:
+    """Return the code of JSON-RPC, the status of google.rpc, and the details of an error."""
+    reason, name = _OTHERS.get(problem.status, ("INTERNAL_ERROR", None))
+    if "reason" in problem.more:
+        reason, name = problem.more["reason"], None
+    code, status, _ = _ERRORS[reason]
     about = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "a2a-protocol.org"}
-    return name, reason, {**about, "reason": reason, "metadata": {}}
+    return code, name or status, {**about, "reason": reason, "metadata": {}}
 
 
 def rpc_error(problem: Problem) -> JsonObject:
-    _, reason, details = _described(problem)
-    return {"code": _CODES[reason], "message": problem.detail, "data": [details]}
+    code, _, details = _described(problem)
+    return {"code": code, "message": problem.detail, "data": [details]}
 
 
 def rest_error(problem: Problem) -> JsonObject:
-    name, _, details = _described(problem)
+    _, name, details = _described(problem)
     error = {"code": problem.status, "status": name, "message": problem.detail}
     return {"error": {**error, "details": [details]}}
 

@@ -1,4 +1,4 @@
-"""What both bindings of A2A do with tasks: send, read, list, cancel, subscribe."""
+"""Sends, reads, lists, cancels and subscribes to tasks, for both bindings of A2A."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from penstock.runs.start import Start
 from penstock.settings import WorkflowAgent
 from penstock.web.auth import require
 from penstock.web.problems import Problem
-from penstock_edge.edge import Edge
 from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.sources.read_run import Allowance, request_allowance
 from penstock_edge.stream.responses.event_stream import EventStream, Prefaced
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.stream.responses.single_body import SingleBody
+from penstock_edge.surfaces import legs
 from penstock_edge.surfaces.a2a.request import (
     AnyRequest,
     ConfigRequest,
@@ -39,22 +39,12 @@ from penstock_edge.surfaces.a2a.request import (
     TaskRequest,
     refusal,
     shown_push,
-    unknown,
 )
-from penstock_edge.surfaces.a2a.views import STATES, Call, TaskObject, task_of_record
+from penstock_edge.surfaces.a2a.views import STATES, Call, task_of_record
 from penstock_edge.surfaces.bodies import validated, workflow_input
 from penstock_edge.surfaces.errors import shortened
-from penstock_edge.surfaces.legs import (
-    Leg,
-    LegId,
-    decide,
-    first_leg,
-    located,
-    next_leg,
-    read_stored,
-    reply_of,
-)
 from penstock_edge.surfaces.query import cursor_of, when_busy_of
+from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 
 JsonObject = dict[str, Any]
@@ -64,11 +54,8 @@ WAITS = (
 )
 
 
-class Tasks:
-    """The tasks of one edge."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
+class Tasks(Handlers):
+    """What A2A's methods do, in both bindings."""
 
     async def send(self, call: Call, asked: SendRequest, *, stream: bool = False) -> ASGIApp:
         """With `stream`, answer with the stream of the leg; otherwise with the task, when the leg
@@ -91,7 +78,7 @@ class Tasks:
 
     async def _start(
         self, call: Call, asked: SendRequest, values: list[Any]
-    ) -> tuple[RunRecord, Leg]:
+    ) -> tuple[RunRecord, legs.Leg]:
         require(call.who, "start")
         edge, agent, message = self._edge, call.agent, asked.message
         config = asked.configuration.task_push_notification_config
@@ -121,7 +108,7 @@ class Tasks:
             require(call.who, "automate")
             push = partial(request_pushes, edge.bus, call.who, add=config.push())
             start = replace(start, prepare=push)
-        started, leg = await first_leg(edge, start)
+        started, leg = await legs.first_leg(edge, start)
         return started.record, leg
 
     async def _answer(
@@ -132,7 +119,7 @@ class Tasks:
         if message.context_id not in (None, record.session_id):
             raise Problem(422, "message.contextId: the task is of another context")
         found, last = await self._read(call, record)
-        state = found.fold.state
+        state = found.state
         if state in a2a.ENDED:
             raise refusal("UNSUPPORTED_OPERATION", f"task {record.run_id} has ended")
         if (config := asked.configuration.task_push_notification_config) is not None:
@@ -141,7 +128,7 @@ class Tasks:
             require(call.who, "decide")
             leg = await self._decide(call, record, values)
         elif state in a2a.INTERRUPTED:
-            return self._reminder(call, found.fold.task(history=history), stream=stream)
+            return self._reminder(call, found.task(history=history), stream=stream)
         else:
             text = "the agent still works on the task; begin a new task in its context"
             raise refusal("UNSUPPORTED_OPERATION", text)
@@ -151,25 +138,25 @@ class Tasks:
             return await self._shown(call, record, history)
         return await self._whole(call, leg, history)
 
-    async def _decide(self, call: Call, record: RunRecord, values: list[Any]) -> Leg:
+    async def _decide(self, call: Call, record: RunRecord, values: list[Any]) -> legs.Leg:
         edge, who = self._edge, call.who
         parts = [validated(Decision, value, "message", "parts") for value in values]
         sent = [answer for part in parts for answer in part.answers()]
         session_id = record.session_id
-        reply = await reply_of(edge.bus, who, call.agent, session_id, "message.parts", sent)
-        leg = await next_leg(edge, reply)
+        reply = await legs.reply_of(edge.bus, who, call.agent, session_id, "message.parts", sent)
+        leg = await legs.next_leg(edge, reply)
         if leg.run_id != record.run_id:
             raise Problem(422, "message.parts: the approvals are of another task of the context")
-        await decide(edge, who, a2a.CHANNEL, reply, user_id=who.user_id)
+        await legs.decide(edge, who, a2a.CHANNEL, reply, user_id=who.user_id)
         return leg
 
     def _reminder(self, call: Call, task: JsonObject, *, stream: bool) -> ASGIApp:
         status = task["status"]
         asked = status.get("message") or a2a.message(task["id"], task["contextId"], task["id"])
-        reminder = {**asked, "parts": [a2a.text_part(WAITS), *asked["parts"]]}
-        shown = call.response({**task, "status": {**status, "message": reminder}})
+        reminder = {**asked, "parts": [{"text": WAITS}, *asked["parts"]]}
+        shown = {**task, "status": {**status, "message": reminder}}
         if not stream:
-            return call.answer(shown)
+            return call.answer(call.response(shown))
         return Response(call.frame(shown), 200, {**sse.HEADERS, **call.headers})
 
     async def get(self, call: Call, asked: TaskRequest) -> ASGIApp:
@@ -204,7 +191,7 @@ class Tasks:
         tasks = [task_of_record(each) for each in shown]
         if asked.include_artifacts:
             read = [await self._read(call, each, allowance=allowance) for each in shown]
-            tasks = [found.fold.task(history=asked.history_length) for found, _ in read]
+            tasks = [found.task(history=asked.history_length) for found, _ in read]
         sizes = {"pageSize": asked.page_size, "totalSize": len(tasks) + more}
         return call.answer({"tasks": tasks, "nextPageToken": token, **sizes})
 
@@ -215,7 +202,7 @@ class Tasks:
         except Problem as problem:
             if problem.status != 409:
                 raise
-            raise refusal("TASK_NOT_CANCELABLE", problem.detail, 409) from problem
+            raise refusal("TASK_NOT_CANCELABLE", problem.detail) from problem
         return await self._shown(call, record)
 
     async def subscribe(self, call: Call, asked: TaskRequest) -> ASGIApp:
@@ -230,54 +217,54 @@ class Tasks:
             # A stream goes on however long its run is.
             unlimited = Allowance(NO_END, NO_END, inf)
             found, last = await self._read(call, record, after.sequence + 1, unlimited)
-        state = found.fold.state
+        state = found.state
         if after is None and state in a2a.ENDED:
             text = f"task {record.run_id} has ended; get the task"
             raise refusal("UNSUPPORTED_OPERATION", text)
-        leg = LegId(found.leg + (state in a2a.INTERRUPTED), last)
+        leg = legs.LegId(found.leg + (state in a2a.INTERRUPTED), last)
         return await self._follow(call, record, found, last, leg, after)
 
     async def add_push(self, call: Call, asked: PushNotification) -> ASGIApp:
-        run_id, push = await self._own_run(call, asked.task_id or ""), asked.push()
-        await request_pushes(self._edge.bus, call.who, run_id, add=push)
+        run_id, push = (asked.task_id or "").lower(), asked.push()
+        await self._pushes(call, run_id, add=push)
         return call.answer(shown_push(push, run_id))
 
     async def get_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
-        run_id = await self._own_run(call, asked.task_id)
-        for push in await request_pushes(self._edge.bus, call.who, run_id):
-            if push.id == asked.id:
-                return call.answer(shown_push(push, run_id))
-        raise unknown(f"the task has no push notifications {shortened(asked.id)}")
+        push = (await self._pushes(call, asked.task_id)).get(asked.id)
+        if push is None:
+            text = f"the task has no push notifications {shortened(asked.id)}"
+            raise refusal("TASK_NOT_FOUND", text)
+        return call.answer(push)
 
     async def list_pushes(self, call: Call, asked: ConfigRequest) -> ASGIApp:
-        run_id = await self._own_run(call, asked.task_id)
-        pushes = await request_pushes(self._edge.bus, call.who, run_id)
-        configs = [shown_push(each, run_id) for each in pushes]
-        return call.answer({"configs": configs, "nextPageToken": ""})
+        pushes = await self._pushes(call, asked.task_id)
+        return call.answer({"configs": list(pushes.values()), "nextPageToken": ""})
 
     async def remove_push(self, call: Call, asked: ConfigRequest) -> ASGIApp:
-        run_id = await self._own_run(call, asked.task_id)
-        await request_pushes(self._edge.bus, call.who, run_id, remove=asked.id)
+        await self._pushes(call, asked.task_id, remove=asked.id)
         return call.answer({})
 
-    async def no_card(self, call: Call, asked: AnyRequest) -> ASGIApp:
-        raise refusal("UNSUPPORTED_OPERATION", "there is no extended card; the card says all")
-
-    async def _own_run(self, call: Call, run_id: str) -> str:
-        """Return the id of a run that is the caller's own, since a rule sees only its owner's."""
+    async def _pushes(self, call: Call, run_id: str, **change: Any) -> dict[str, JsonObject]:
+        """Return the push notifications of a run by their ids, after a change. The run must be the
+        caller's own, since a rule sees only its owner's."""
         require(call.who, "automate")
         record = await self._run(call, run_id)
         if record.user_id != call.who.user_id:
-            raise unknown(f"there is no task {shortened(run_id)} of your own")
-        return record.run_id
+            text = f"there is no task {shortened(run_id)} of your own"
+            raise refusal("TASK_NOT_FOUND", text)
+        pushes = await request_pushes(self._edge.bus, call.who, record.run_id, **change)
+        return {each.id: shown_push(each, record.run_id) for each in pushes}
+
+    async def no_card(self, call: Call, asked: AnyRequest) -> ASGIApp:
+        raise refusal("UNSUPPORTED_OPERATION", "there is no extended card; the card says all")
 
     async def _follow(
         self,
         call: Call,
         record: RunRecord,
-        found: TaskObject,
+        found: a2a.TaskFold,
         last: int,
-        leg: LegId,
+        leg: legs.LegId,
         after: Cursor | None = None,
     ) -> ASGIApp:
         """Stream the task as it is after the stream sequence `last`, and then what follows, to the
@@ -285,21 +272,22 @@ class Tasks:
         # Events of the leg before may still follow its pause, such as the decision.
         replays = not is_workflow(record)
         form = call.form()
-        view, position = await located(self._edge, record, form, after, leg, replays=replays)
+        view, position = await legs.located(self._edge, record, form, after, leg, replays=replays)
         if after is not None:
             return await self._edge.stream(view, position)
         cursor = Cursor(last, LAST_FRAME) if last else None
-        preface = call.frame(call.response(found.fold.task()), str(cursor) if cursor else None)
+        preface = call.frame(found.task(), str(cursor) if cursor else None)
         client = await self._edge.hubs.join(view, replace(position, after=cursor, ended=False))
         return Prefaced(EventStream(client), preface)
 
-    async def _whole(self, call: Call, leg: Leg, history: int | None) -> ASGIApp:
+    async def _whole(self, call: Call, leg: legs.Leg, history: int | None) -> ASGIApp:
         client = await self._edge.hubs.join(leg.view(call.object_form(history)), leg.position)
         return SingleBody(client, shape=call.refused)
 
     async def _shown(self, call: Call, record: RunRecord, history: int | None = None) -> Response:
         found, _ = await self._read(call, record)
-        return call.answer(call.task(found.fold.task(history=history)))
+        task = found.task(history=history)
+        return call.answer(call.response(task) if call.older else task)
 
     async def _read(
         self,
@@ -307,23 +295,24 @@ class Tasks:
         record: RunRecord,
         end: int = NO_END,
         allowance: Allowance | None = None,
-    ) -> tuple[TaskObject, int]:
+    ) -> tuple[a2a.TaskFold, int]:
         """Fold the stored events before the stream sequence `end`; return the last one's, too. A
         task without events, or whose events have expired, is what its record says."""
-        edge, found, last = self._edge, TaskObject(call.encoder()), 0
+        form = call.object_form(None)
         try:
-            last = await read_stored(
-                edge, call.who, record, a2a.CHANNEL, found, end=end, allowance=allowance
+            found, last = await legs.read_stored(
+                self._edge, call.who, record, form, end=end, allowance=allowance
             )
         except Problem as problem:
             if problem.status != 410:
                 raise
-        if found.fold.state is None:
-            found.fold.add({"task": task_of_record(record)})
+            found, last = a2a.TaskFold(call.encoder()), 0
+        if found.state is None:
+            found.add({"task": task_of_record(record)})
         return found, last
 
     async def _run(self, call: Call, run_id: str) -> RunRecord:
-        missing = unknown(f"there is no task {shortened(run_id)}")
+        missing = refusal("TASK_NOT_FOUND", f"there is no task {shortened(run_id)}")
         return await run_of(self._edge.bus, call.who, run_id, missing, call.agent.id)
 
 

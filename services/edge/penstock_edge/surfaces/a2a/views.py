@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -14,9 +13,7 @@ from penstock import sse
 from penstock.bus.records.runs import RunRecord
 from penstock.dialects import a2a
 from penstock.dialects.a2a import A2aEncoder, TaskFold
-from penstock.dialects.base import Encoder
 from penstock.settings import AgentConfig
-from penstock.sse import Frame
 from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock_edge.surfaces.a2a.request import rest_error, rpc_error
@@ -75,15 +72,12 @@ class Call:
     def refused(self, problem: Problem) -> Response:
         return Response(self.error(problem), problem.status, media_type="application/json")
 
-    def task(self, task: JsonObject) -> JsonObject:
-        return a2a.older({"task": task}) if self.older else task
-
     def response(self, task: JsonObject) -> JsonObject:
         """Return a stream response, which is also the answer to a message."""
         return a2a.older({"task": task}) if self.older else {"task": task}
 
-    def frame(self, body: JsonObject, cursor: str | None = None) -> bytes:
-        return self.encoded(a2a.escaped(orjson.dumps(body)), cursor)
+    def frame(self, task: JsonObject, cursor: str | None = None) -> bytes:
+        return self.encoded(a2a.escaped(orjson.dumps(self.response(task))), cursor)
 
     def encoded(self, body: bytes, cursor: str | None) -> bytes:
         return sse.encode(self.wrapped(body), id=cursor)
@@ -104,27 +98,12 @@ class Call:
             headers=self.headers,
         )
 
-    def object_form(self, history: int | None) -> LegForm[WholeLeg[TaskObject]]:
-        def write(found: TaskObject) -> bytes:
-            return self.wrapped(orjson.dumps(self.response(found.fold.task(history=history))))
+    def object_form(self, history: int | None) -> LegForm[WholeLeg[TaskFold]]:
+        def write(found: TaskFold) -> bytes:
+            return self.wrapped(orjson.dumps(self.response(found.task(history=history))))
 
         key = (*self._key, f"object {history}")
-        return LegForm.of_object(key, a2a.CHANNEL, lambda: TaskObject(self.encoder()), write)
-
-
-@dataclass(slots=True)
-class TaskObject(Encoder):
-    """Folds a run into its task."""
-
-    encoder: A2aEncoder
-    fold: TaskFold = field(default_factory=TaskFold)
-    leg: int = 1  # the leg of the newest event
-
-    def feed(self, event: JsonObject) -> Sequence[Frame]:
-        self.leg = event.get("leg") or 1
-        for response in self.encoder.responses(event):
-            self.fold.add(response)
-        return ()
+        return LegForm.of_object(key, a2a.CHANNEL, lambda: TaskFold(self.encoder()), write)
 
 
 def task_of_record(record: RunRecord) -> JsonObject:

@@ -19,22 +19,26 @@ from starlette.types import ASGIApp
 from penstock.bus import BusError, Stored
 from penstock.bus.records.approvals import LinkRequest
 from penstock.bus.records.runs import RunRecord
-from penstock.bus.subjects import run_id_of
 from penstock.dialects.openai import ChatEncoder
 from penstock.runs.decide import request_link
 from penstock.service.deciders import decider_of
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import Identity
 from penstock.web.operation import JSON, OBJECT, SSE, Answer, Operation, Parameter, serves
 from penstock.web.problems import Problem
 from penstock_edge.runs.records import is_workflow
-from penstock_edge.sources.locate import record_of
 from penstock_edge.sources.sessions import Session, newest_run
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
-from penstock_edge.surfaces.openai.ids import ResponseId
-from penstock_edge.surfaces.openai.request import ERRORS, ChatRequest, message_of, reference_in
+from penstock_edge.surfaces.openai.request import (
+    ERRORS,
+    ChatRequest,
+    ResponseId,
+    message_of,
+    reference_in,
+)
 from penstock_edge.surfaces.openai.runs import SESSION, Asked, Runs
-from penstock_edge.surfaces.openai.views import Completion, chat_form
+from penstock_edge.surfaces.openai.views import Completion, chat_form, follow
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +83,7 @@ class Chat(Runs):
         message = message_of(body.messages, "messages", in_session=session_id is not None)
         record, response = await self._conversation(asked.who, body, session_id)
         whole = None if body.stream else Completion()
-        look_up = partial(self._look_up, asked)
+        look_up = partial(self._look_up, asked, agent)
         if record is not None:
             newest = await legs.newest_leg(edge, record.run_id)
             if newest.waits:
@@ -115,12 +119,11 @@ class Chat(Runs):
             return newest.number
         return (await legs.next_leg(self._edge, legs.Reply([], record))).number - 1
 
-    async def _look_up(self, asked: Asked, encoder: ChatEncoder, paused: Stored) -> None:
+    async def _look_up(
+        self, asked: Asked, agent: AgentConfig, encoder: ChatEncoder, paused: Stored
+    ) -> None:
         """Give the encoder what the text of a pause needs: the links, and what follows."""
-        record = await record_of(self._edge.bus, run_id_of(paused.subject))
-        after = paused.sequence if is_workflow(record) else 0
-        following = legs.LegId(encoder.at_leg + 1, after)
-        encoder.following = str(ResponseId(record.run_id, following))
+        await follow(encoder, paused, is_workflow=isinstance(agent, WorkflowAgent))
         for approval_id in encoder.waiting:
             if (link := await self._link(asked, approval_id)) is not None:
                 encoder.links[approval_id] = link

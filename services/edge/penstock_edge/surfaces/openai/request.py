@@ -1,4 +1,4 @@
-"""Reads the bodies of OpenAI's clients. Pure.
+"""Reads the bodies and ids of OpenAI's clients, and writes their errors. Pure.
 
 An answer to a request is an item at the end of the `input`, and names the request by its id, which
 has the digest. Nothing else decides: no text, and no answer before another item, which is history.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,7 +18,7 @@ from penstock.dialects.approvals import CONFIRMATIONS
 from penstock.dialects.json import parsed, string
 from penstock.dialects.openai import RequestId
 from penstock.web.problems import ErrorShape, Problem, schema_of
-from penstock_edge.surfaces.legs import ClientAnswer
+from penstock_edge.surfaces.legs import ClientAnswer, LegId
 
 JsonObject = dict[str, Any]
 ANSWERS: Final = {"mcp_approval_response": "approval_request_id", "function_call_output": "call_id"}
@@ -26,6 +27,36 @@ _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 # where a word begins: tried at each letter of a word of 2 MB, it would take minutes.
 _SECRET: Final = re.compile(r"(?<!\S)\S*/d/pln_\S*")
 _REFERENCE: Final = re.compile(r"\(reference (resp_[0-9a-f.-]+)\)\s*$")
+
+
+_RESPONSE_ID: Final = re.compile(
+    r"resp_([0-9a-fA-F-]{36})(?:\.([0-9]{1,6}))?(?:\.([0-9]{1,18}))?((?:\.[0-9a-f-]{36})*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseId:
+    """Says all that is needed to open a response again: `resp_<run>`, with `.<leg>` from the second
+    leg on. The later legs of a workflow's run also have the stream sequence of the pause before
+    them, and the approvals that the client has answered."""
+
+    run_id: str
+    leg: LegId = field(default_factory=LegId)
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = _RESPONSE_ID.fullmatch(text)
+        if match is None:
+            return None
+        run_id, leg, after, answered = match.groups()
+        known = LegId(int(leg or 1), int(after or 0), tuple(answered.split(".")[1:]))
+        return cls(run_id.lower(), known)
+
+    def __str__(self) -> str:
+        leg = self.leg
+        later = [f"{leg.number}"] if leg.number > 1 else []
+        later += [f"{leg.after}", *leg.answered] if leg.after else []
+        return ".".join([f"resp_{self.run_id}", *later])
 
 
 class _Body(BaseModel):

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from penstock.bus.records.runs import RunRecord
 from penstock.dialects.openai import ObjectEncoder
-from penstock.settings import AgentConfig
+from penstock.settings import AgentConfig, WorkflowAgent
 from penstock.web.auth import identity_of, require
 from penstock.web.bodies import ignore_body
 from penstock.web.operation import (
@@ -26,14 +26,14 @@ from penstock.web.operation import (
     json,
     serves,
 )
-from penstock_edge.runs.records import run_of
+from penstock_edge.runs.records import is_workflow, run_of
 from penstock_edge.stream.responses.single_body import Json
 from penstock_edge.surfaces import legs
 from penstock_edge.surfaces import parameters as by
 from penstock_edge.surfaces.bodies import json_response
-from penstock_edge.surfaces.openai.ids import ResponseId
 from penstock_edge.surfaces.openai.request import (
     ERRORS,
+    ResponseId,
     ResponsesRequest,
     answers_of,
     message_of,
@@ -83,8 +83,9 @@ class Responses(Runs):
         if body.background and not body.stream:
             record = await run_of(edge.bus, asked.who, response.run_id)
             return await self._so_far(request, response, record)
-        form: Any = stream_form(response) if body.stream else object_form(response)
-        return await self.respond(asked, response, leg, form, None if body.stream else Json())
+        write, whole = (stream_form, None) if body.stream else (object_form, Json())
+        form: Any = write(response, is_workflow=isinstance(agent, WorkflowAgent))
+        return await self.respond(asked, response, leg, form, whole)
 
     async def _session(self, asked: Asked, body: ResponsesRequest) -> str | None:
         conversation = body.conversation
@@ -153,7 +154,7 @@ class Responses(Runs):
         after = query.get("starting_after", "-1")
         if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 9):
             raise refused("starting_after", "must be the sequence_number of a frame")
-        form = stream_form(response, int(after))
+        form = stream_form(response, int(after), is_workflow=is_workflow(record))
         return await self._edge.stream(*await self.open(response, record, form, request))
 
     @serves(
@@ -200,6 +201,6 @@ class Responses(Runs):
         self, request: Request, response: ResponseId, record: RunRecord
     ) -> ObjectEncoder:
         """Return an encoder that has read the stored events up to the end of the leg."""
-        encoder, who = ObjectEncoder(str(response), response.leg.number), identity_of(request)
-        await legs.read_stored(self._edge, who, record, "openai", encoder, response.leg)
-        return encoder
+        form = object_form(response, is_workflow=is_workflow(record))
+        who, leg = identity_of(request), response.leg
+        return (await legs.read_stored(self._edge, who, record, form, leg))[0]

@@ -26,8 +26,7 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.responses.single_body import Json, SingleBody
 from penstock_edge.surfaces.bodies import Model, document_of, json_body, validated, workflow_input
 from penstock_edge.surfaces.legs import Leg, first_leg, located
-from penstock_edge.surfaces.openai.ids import ResponseId
-from penstock_edge.surfaces.openai.request import ERRORS, refused
+from penstock_edge.surfaces.openai.request import ERRORS, ResponseId, refused
 from penstock_edge.surfaces.query import cursor_of, when_busy_of
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.encoded_leg import LegForm

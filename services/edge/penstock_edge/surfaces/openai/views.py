@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from penstock import sse
 from penstock.bus import Stored
+from penstock.bus.subjects import run_id_of
 from penstock.dialects.base import frame
 from penstock.dialects.openai import DONE, ChatEncoder, ObjectEncoder, ResponsesEncoder, failure
 from penstock.sse import Frame
 from penstock.web.problems import Problem
 from penstock_edge.stream.responses.single_body import Json
-from penstock_edge.surfaces.openai.ids import ResponseId
-from penstock_edge.surfaces.openai.request import ChatRequest
+from penstock_edge.surfaces.legs import LegId
+from penstock_edge.surfaces.openai.request import ChatRequest, ResponseId
 from penstock_edge.views.agui import CUT
 from penstock_edge.views.encoded_leg import LegForm, WholeLeg
 from penstock_edge.views.framing import NAMED_SSE, PageItems, Sse
@@ -27,7 +28,15 @@ from penstock_edge.views.view import Delivery
 LookUp = Callable[[ChatEncoder, Stored], Awaitable[None]]
 
 
-def stream_form(response: ResponseId, after: int = -1) -> LegForm[ResponsesEncoder]:
+async def follow(encoder: ResponsesEncoder, paused: Stored, *, is_workflow: bool) -> None:
+    """Tell the encoder which response follows the pause, also if another person decides."""
+    leg = LegId(encoder.at_leg + 1, paused.sequence if is_workflow else 0)
+    encoder.following = str(ResponseId(run_id_of(paused.subject), leg))
+
+
+def stream_form(
+    response: ResponseId, after: int = -1, *, is_workflow: bool
+) -> LegForm[ResponsesEncoder]:
     """Write the frames whose `sequence_number` is greater than `after`. A client knows an
     interrupted stream by its end without `response.completed`, and continues it with a GET."""
 
@@ -42,15 +51,17 @@ def stream_form(response: ResponseId, after: int = -1) -> LegForm[ResponsesEncod
         lambda encoder: [],
         NAMED_SSE,
         delivery=Delivery.RESUMABLE,
+        look_up=partial(follow, is_workflow=is_workflow),
     )
 
 
-def object_form(response: ResponseId) -> LegForm[WholeLeg[ObjectEncoder]]:
+def object_form(response: ResponseId, *, is_workflow: bool) -> LegForm[WholeLeg[ObjectEncoder]]:
     return LegForm.of_object(
         ("whole", str(response)),
         "openai",
         partial(ObjectEncoder, str(response), response.leg.number),
         lambda encoder: frame(encoder.response()).data,
+        partial(follow, is_workflow=is_workflow),
     )
 
 
