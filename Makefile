@@ -155,8 +155,12 @@ watched: setup ## Let a real Prometheus watch a deployment with faults, and draw
 charts: setup ## Render the chart anew for the tests, after a change of it; needs Helm
 	@cd tests && ../$(BIN)/python -m helm.charts
 
-bench-peers: ## Make the environment of the peer that `make bench` measures beside the edge
+bench-peers: .penstock/go/centrifugo ## Make the peers that `make bench` measures beside the edge
 	@deploy/venv.sh .penstock/venvs/bench_naive deploy/upstreams/bench_naive.txt
+
+.penstock/go/centrifugo:
+	@GOBIN=$(CURDIR)/.penstock/go go install github.com/centrifugal/centrifugo/v6@v6.9.1 \
+		|| echo "measuring without the peer 'centrifugo', which Go builds"
 
 bench: setup ## Measure, and print a table (ARGS="edge.w3 path" for a part, ROUNDS=n, ARGS=--long)
 	@$(MAKE) --no-print-directory bench-peers || echo "measuring without the peer 'naive'"

@@ -12,6 +12,7 @@ COLOURS: Final = {
     "penstock": "#1f77b4",
     "before": "#9ec5e8",
     "nchan": "#2ca02c",
+    "centrifugo": "#9467bd",
     "naive": "#d62728",
     "proxy": "#ff7f0e",
 }

@@ -15,7 +15,7 @@ from bench.session import OURS
 FILE: Final = Path(__file__).with_name("figures.json")
 PLOTTED: Final = frozenset({"edge", "path", "growth"})  # the pieces whose plots are in documents
 # `before` is f42d6159, before decision 0370; of growth and joins, the code before work on speed.
-OTHERS: Final = ("before", "nchan", "naive", "proxy")
+OTHERS: Final = ("before", "nchan", "centrifugo", "naive", "proxy")
 
 
 def ordered(found: Results) -> Results:

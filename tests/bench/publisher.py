@@ -41,7 +41,7 @@ PATIENCE_S: Final = 5.0
 class Plan:
     """What to publish, and where."""
 
-    wire: Literal["nats", "nchan"]
+    wire: Literal["nats", "nchan", "centrifugo"]
     url: str  # nats://127.0.0.1:4222, or 127.0.0.1:80 for HTTP
     runs: int
     rate: float  # events a second of each run; 0: as fast as the server takes them
@@ -173,6 +173,7 @@ class HttpWire:
 
     def __init__(self, plan: Plan) -> None:
         host, port = plan.url.split(":")
+        self._request = REQUESTS[plan.wire]
         self._sockets = [
             socket.create_connection((host, int(port))) for _ in range(self.CONNECTIONS)
         ]
@@ -207,16 +208,29 @@ class HttpWire:
             # An answer's head is far smaller than a segment, so it is not split between two reads.
             good = text.count(b"HTTP/1.1 20")
             assert good == text.count(b"HTTP/1.1 "), text
+            assert b'"error"' not in text, text
             self._answered += good
 
-    @staticmethod
-    def _request(run_id: str, number: int) -> bytes:
-        body = event(run_id, number)
-        return b"POST /pub/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
-            run_id.encode(),
-            len(body),
-            body,
-        )
+
+def _to_nchan(run_id: str, number: int) -> bytes:
+    body = event(run_id, number)
+    return b"POST /pub/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+        run_id.encode(),
+        len(body),
+        body,
+    )
+
+
+def _to_centrifugo(run_id: str, number: int) -> bytes:
+    body = b'{"channel":"%b","data":%b}' % (run_id.encode(), event(run_id, number))
+    return (
+        b"POST /api/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b"
+    ) % (len(body), body)
+
+
+# by wire: the request that publishes an event
+REQUESTS: Final = {"nchan": _to_nchan, "centrifugo": _to_centrifugo}
 
 
 def publish(wire: NatsWire | HttpWire, plan: Plan, runs: list[str], at: int, count: int) -> int:

@@ -7,13 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from bench.peers import naive, nchan, penstock
+from bench.peers import centrifugo, naive, nchan, penstock
 from bench.peers.served import Served
 
 # The peers with which Penstock's edge is compared.
 EDGES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Served]]]] = {
     "nchan": nchan.edge,
+    "centrifugo": centrifugo.edge,
     "naive": naive.edge,
 }
 
-__all__ = ["EDGES", "naive", "nchan", "penstock"]
+__all__ = ["EDGES", "centrifugo", "naive", "nchan", "penstock"]

@@ -21,7 +21,7 @@ from support.real.cpu import cpu_s
 
 NAME: Final = "edge"
 LEAD: Final = "us_per_event"
-COMPARED: Final = ("nchan", "naive")
+COMPARED: Final = ("nchan", "centrifugo", "naive")
 
 
 PLOT: Final = {"us_per_event": "µs per event", "kib_per_connection": "KiB per connection"}
