@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.bus.errors import ContentErased, ContentRefused
 
@@ -70,8 +70,7 @@ class Stored:
     is_open: bool = False  # whether `Content` has looked at the payload
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message to publish. Its headers are sent unchanged.
 
     `headers` may be the bytes that `header_lines` returns. A caller that publishes many messages

@@ -62,6 +62,7 @@ SEALED: Final = frozenset(mark[:FIRST_BYTES] for mark in _MARKS)
 _DATA: Final = b',"data":'
 _AFTER_DATA: Final = b',"session_id":'
 _SEALED_DATA: Final = b',"data":{"sealed":"'
+_AFTER_SEALED: Final = b'"}'
 _SEQUENCE_LINE: Final = b"%b: " % messages.SEQUENCE.encode()
 # The headers that give a message its place among the messages of its subject. NATS keeps them.
 _PLACING: Final = (
@@ -204,20 +205,14 @@ def _place_in_stream(subject: str) -> Place | None:
 class RunKey:
     """The key of one run's content."""
 
-    __slots__ = ("_cipher", "id", "secret")
+    __slots__ = ("id", "open", "seal", "secret")
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
-        self._cipher = cipher(secret)
         self.id = _fingerprint(secret, _KEY_ID_BYTES)
-
-    def seal(self, content: bytes, name: bytes, nonce: bytes = b"") -> bytes:
-        return self.id + self._cipher.encrypt(content, name, nonce)
-
-    def open(self, sealed: bytes, name: bytes) -> bytes:
-        """Return what `seal` has sealed under this name. Raises ValueError if it is something
-        else."""
-        return self._cipher.decrypt(sealed[_KEY_ID_BYTES:], name)
+        # The methods of the cipher themselves, since each frame is sealed and opened twice.
+        made = cipher(secret, self.id)
+        self.seal, self.open = made.encrypt, made.decrypt
 
     def fixed_nonce(self, content: bytes, name: bytes) -> bytes:
         """Return a nonce that is the same for the same content and name, and for no other."""
@@ -260,28 +255,28 @@ class RunKeys(NamedTuple):
 
 
 def sealed_message(key: RunKey, place: Place, message: Message) -> Message:
-    payload, headers = message.payload, _parsed(message.headers)
+    subject, payload, headers = message
+    sealed = None
     if place.is_event:
-        sealed = _sealed_event(key, place, headers.get(messages.SEQUENCE, ""), payload)
-        if sealed is not None:
-            return Message(message.subject, sealed, message.headers)
-    if place.envelope is not None:
-        return Message(message.subject, _sealed_record(key, place, payload), message.headers)
-    sealed = _WHOLE + key.seal(payload, _name(place, headers))
-    return Message(message.subject, sealed, message.headers)
+        sealed = _sealed_event(key, place, _sequence(headers), payload)
+    elif place.envelope is not None:
+        sealed = _sealed_record(key, place, payload)
+    if sealed is None:
+        sealed = _WHOLE + key.seal(payload, _name(place, _parsed(headers)))
+    return Message(subject, sealed, headers)
 
 
 def _sealed_event(
-    key: RunKey, place: Place, sequence: str, payload: bytes, *, is_repeatable: bool = False
+    key: RunKey, place: Place, sequence: bytes, payload: bytes, *, is_repeatable: bool = False
 ) -> bytes | None:
     begin, end = payload.find(_DATA), payload.rfind(_AFTER_DATA)
     if not 0 < begin < end:
         return None
     before, content, after = payload[:begin], payload[begin + len(_DATA) : end], payload[end:]
-    name = _event_name(place, sequence, before, after)
+    name = b"\n".join((place.name, sequence, before, after))
     nonce = key.fixed_nonce(content, name) if is_repeatable else b""
-    data = base64.b64encode(key.seal(content, name, nonce))
-    return b'%b%b,"data":{"sealed":"%b"}%b' % (_EVENT, before[1:], data, after)
+    data = binascii.b2a_base64(key.seal(content, name, nonce), newline=False)
+    return b"".join((_EVENT, before[1:], _SEALED_DATA, data, _AFTER_SEALED, after))
 
 
 def sealed_event(key: RunKey, payload: bytes) -> bytes:
@@ -292,7 +287,8 @@ def sealed_event(key: RunKey, payload: bytes) -> bytes:
         type_, run_id = fields["event"], fields["run_id"]
         subject = f"{type_['category']}.{type_['action']}.{run_id}"
         place = Place(run_id, subject.encode(), is_event=True)
-        sealed = _sealed_event(key, place, f"{fields['sequence']}", payload, is_repeatable=True)
+        sequence = b"%d" % fields["sequence"]
+        sealed = _sealed_event(key, place, sequence, payload, is_repeatable=True)
     except (KeyError, TypeError):
         sealed = None
     if sealed is None:
@@ -332,16 +328,17 @@ def open_message(keys: RunKeys, place: Place, stored: Stored) -> bytes:
     if place.envelope is not None:
         return _open_record(keys, place, payload)
     begin = payload.find(_SEALED_DATA)
-    end = payload.find(b'"}', begin + len(_SEALED_DATA))
+    content_at = begin + len(_SEALED_DATA)
+    end = payload.find(_AFTER_SEALED, content_at)
     if not 0 < begin < end:
         raise ContentRefused("the sealed event is no event")
-    before, after = b"{" + payload[len(_EVENT) : begin], payload[end + 2 :]
-    name = _event_name(place, stored.headers.get(messages.SEQUENCE, ""), before, after)
+    before, after = b"{" + payload[len(_EVENT) : begin], payload[end + len(_AFTER_SEALED) :]
+    name = b"\n".join((place.name, _sequence(stored.headers), before, after))
     try:
-        data = keys.open(binascii.a2b_base64(payload[begin + len(_SEALED_DATA) : end]), name)
+        data = keys.open(binascii.a2b_base64(payload[content_at:end]), name)
     except binascii.Error:
         raise ContentRefused("the sealed event is not base64") from None
-    return b"%b%b%b%b" % (before, _DATA, data, after)
+    return b"".join((before, _DATA, data, after))
 
 
 def _name(place: Place, headers: Mapping[str, str]) -> bytes:
@@ -349,19 +346,23 @@ def _name(place: Place, headers: Mapping[str, str]) -> bytes:
     return place.name + "".join(placing).encode()
 
 
-def _event_name(place: Place, sequence: str, before: bytes, after: bytes) -> bytes:
-    return b"%b\n%b\n%b\n%b" % (place.name, sequence.encode(), before, after)
-
-
 def _parsed(headers: Mapping[str, str] | bytes) -> Mapping[str, str]:
     """Return the headers of a message; of encoded ones, only the sequence, which events have."""
     if not isinstance(headers, bytes):
         return headers
+    sequence = _sequence(headers)
+    return {messages.SEQUENCE: sequence.decode()} if sequence else {}
+
+
+def _sequence(headers: Mapping[str, str] | bytes) -> bytes:
+    """Return the number of an event in its run, from its headers."""
+    if not isinstance(headers, bytes):
+        return headers[messages.SEQUENCE].encode() if messages.SEQUENCE in headers else b""
     begin = headers.find(_SEQUENCE_LINE)
     if begin < 0:
-        return {}
+        return b""
     begin += len(_SEQUENCE_LINE)
-    return {messages.SEQUENCE: headers[begin : headers.find(b"\r\n", begin)].decode()}
+    return headers[begin : headers.find(b"\r\n", begin)]
 
 
 def seal_object(key: RunKey, run_id: str, name: str, content: bytes) -> bytes:
@@ -497,11 +498,12 @@ def missing_text(master: str, has_keys: bool) -> str:
     )
 
 
-def cipher(secret: bytes) -> Cipher:
-    """Return a cipher with this key of 32 bytes. A process without keys imports no cryptography."""
+def cipher(secret: bytes, label: bytes = b"") -> Cipher:
+    """Return a cipher with this key of 32 bytes (see `Cipher`). A process without keys imports no
+    cryptography."""
     from penstock.bus.ciphers import Cipher  # noqa: PLC0415
 
-    return Cipher(secret)
+    return Cipher(secret, label)
 
 
 def _fingerprint(secret: bytes, size: int) -> bytes:

@@ -95,8 +95,9 @@ class Content:
 
     def seal_now(self, message: Message) -> Message | None:
         """Return the message sealed; None if the key of its run must be read or made first."""
-        place = sealing.place_of(message.subject, message.payload) if message.payload else None
-        if place is None or not sealing.has_content(place, message.payload):
+        payload = message.payload
+        place = sealing.place_of(message.subject, payload) if payload else None
+        if place is None or not sealing.has_content(place, payload):
             return message
         key = self._kept(place.run_id)
         return None if key is None else sealing.sealed_message(key, place, message)
@@ -135,10 +136,11 @@ class Content:
         if place is None or not (is_sealed and sealing.is_sealed(place, stored.payload)):
             # No message of such a subject is sealed so: its payload only looks sealed.
             return place is None or self._take_clear(place, stored)
-        if not self._is_known(place.run_id):
+        keys = self._known(place.run_id)
+        if keys is None:
             return False
         try:
-            stored.payload = sealing.open_message(self._keys[place.run_id][0], place, stored)
+            stored.payload = sealing.open_message(keys, place, stored)
         except ContentErased as error:
             sealing.unreadable(stored, error)
         except ContentRefused as error:
@@ -152,9 +154,10 @@ class Content:
         """Refuse content that was stored in clear after the key of its run was made: all services
         seal then. Return False if the key must be read first."""
         if self.refuses_clear and sealing.has_content(place, stored.payload):
-            if not self._is_known(place.run_id):
+            keys = self._known(place.run_id)
+            if keys is None:
                 return False
-            since = self._keys[place.run_id][0].since
+            since = keys.since
             if since == _AT_ITS_MESSAGE:
                 del self._keys[place.run_id]
                 return False
@@ -292,12 +295,14 @@ class Content:
         else:
             self._keys.pop(run_id, None)
 
-    def _is_known(self, run_id: str) -> bool:
+    def _known(self, run_id: str) -> RunKeys | None:
+        """Return the keys of a run, which may be none; None if they must be read first."""
         kept = self._keys.get(run_id)
-        return kept is not None and time.monotonic() - kept[2] < KEPT_S
+        return kept[0] if kept is not None and time.monotonic() - kept[2] < KEPT_S else None
 
     def _kept(self, run_id: str) -> RunKey | None:
-        return self._keys[run_id][0].key if self._is_known(run_id) else None
+        keys = self._known(run_id)
+        return keys.key if keys is not None else None
 
     async def _read_key(self, run_id: str) -> None:
         while True:
