@@ -10,6 +10,7 @@ import pytest
 from penstock.bus import (
     messages,
 )
+from penstock.bus.connection import wire
 from penstock.bus.records.runs import RunRecord
 from penstock.bus.write import objects
 from penstock_normalizer.runs.run_index import RunIndex
@@ -42,6 +43,29 @@ async def test_source_frames_become_events_with_their_headers(nats_server: NatsS
     assert second.headers["ce-source"] == "/penstock/a"
     assert second.headers["traceparent"].startswith("00-aaaa")
     assert "Nats-Msg-Id" not in second.headers
+
+
+async def test_no_step_of_a_run_needs_the_process_to_wake_for_an_acknowledgement(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "QUIET_S", 3600.0)
+    chunks = [f"{number}" for number in range(4)]
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url) as service:
+        run = Run(bus)
+        await run.open()
+        await run.bytes(agno("RunStarted"))
+        for number, chunk in enumerate(chunks, 1):
+            await run.bytes(agno("RunContent", content=chunk))
+
+            async def is_published(number: int = number) -> bool:
+                said = [each for each in await run.events() if "llm.stream" in each.subject]
+                return len(said) == number
+
+            await eventually(is_published)
+        assert service.bus.client._wire._is_quiet
+        await run.bytes(agno("RunCompleted", content="x"))
+        await run.end()
+        check_order(await run.until("lifecycle.completed"), chunks)
 
 
 async def test_the_list_of_runs_follows_the_lifecycle(nats_server: NatsServer) -> None:

@@ -54,7 +54,8 @@ MAX_WORDS_OF_READMES = 14_300
 # 350 for docs/privacy.md: a key service that opens content keys, and what losses do to erasures.
 # 120 for what a checker, a search, an erasure and ages of PENSTOCK_KEEP do on a bad day.
 # 125 for the pages of clients: what was tried over what, and the response that follows a pause.
-MAX_WORDS = 69_445
+# 340 for all aims of speed in docs/measured.md, met or missed.
+MAX_WORDS = 69_785
 RECORDS = sorted((ROOT / "docs/decisions").glob("0*.md"))
 
 

@@ -70,7 +70,7 @@ async def test_the_longest_turn_of_the_event_loop_is_measured() -> None:
 
     async def is_seen() -> bool:
         found = REGISTRY.get_sample_value("penstock_loop_longest_turn_seconds")
-        return found is not None and found >= 0.5 - measuring.LOOK_S - 0.01
+        return found is not None and found >= 0.5 - 1.5 * measuring.LOOK_S - 0.01
 
     await eventually(is_seen, 30, "the turn of 0.5 s")
     measured.cancel()

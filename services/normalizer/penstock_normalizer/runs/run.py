@@ -216,8 +216,12 @@ class Run:
     def _publish(self, publishing: Publishing) -> None:
         fold = self._fold
         assert fold is not None
-        event = publishing.ready.events[publishing.at]
-        if not self.output.post(fold, event, self._settled):
+        events = publishing.ready.events
+        # The outcome of the last event is needed when the run's next frame comes, which is after it
+        # on the same connection.
+        is_patient = publishing.at + 1 == len(events) and publishing.count == len(self.backlog)
+        event = events[publishing.at]
+        if not self.output.post(fold, event, self._settled, is_patient=is_patient):
             self._publish_in_task(publishing, None)
 
     def _settled(self, outcome: int | BusError) -> None:

@@ -238,16 +238,24 @@ class RunOutput:
         log_fields.traced(self.run_id, headers.get("traceparent"))
 
     def post(
-        self, fold: RunFold, placed: Placed, settled: Callable[[int | BusError], None]
+        self,
+        fold: RunFold,
+        placed: Placed,
+        settled: Callable[[int | BusError], None],
+        *,
+        is_patient: bool,
     ) -> bool:
         """Publish one event without waiting; `settled` gets its stream sequence, or the error.
 
         The event must be the run's next event, its body must fit in a message, and `first` must be
-        known. Returns False without publishing if the bus cannot accept the event now.
+        known. Returns False without publishing if the bus cannot accept the event now. For
+        `is_patient` see `Publisher.post`.
         """
         event, raw_sequence = placed
         message = self._message(fold, event, raw_sequence, event.body)
-        return fence.post(self._context.bus, self._pattern, message, self.last, settled)
+        return fence.post(
+            *(self._context.bus, self._pattern, message, self.last, settled), is_patient=is_patient
+        )
 
     def published(self, fold: RunFold, batch: list[Placed], last: int) -> None:
         """Record that these events are stored; `last` is the last event's stream sequence."""

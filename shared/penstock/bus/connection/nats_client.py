@@ -169,8 +169,12 @@ class Connection(Client):
         payload: bytes = b"",
         reply: str = "",
         headers: Mapping[str, str] | bytes | None = None,
+        *,
+        is_patient: bool = False,
     ) -> None:
         """Publish without waiting; `publish` waits while too many bytes are unsent.
+
+        With `is_patient`, nobody waits for the answer until this process wakes for something else.
 
         `headers` may be the bytes that `messages.header_lines` returns. Raises NatsError if the
         message cannot be sent; nothing was sent then.
@@ -184,8 +188,9 @@ class Connection(Client):
         command = publication(subject, reply, payload, headers)
         if self.is_up:
             self._wire.write(command)
-            if reply:
+            if reply and not is_patient:
                 self._wire.end_rest()
+                self._wire.wake()
         elif self.is_closed:
             raise ConnectionClosedError
         elif self._pending_data_size + len(command) > self._max_pending_size:
@@ -335,8 +340,14 @@ class Connection(Client):
         self._pongs.append(future or self._loop.create_future())
         self._wire.write(PING_PROTO)
         self._wire.end_rest()
+        self._wire.wake()
 
     # receiving
+
+    def quiet(self) -> None:
+        """Do not wake for a few bytes (see `Wire.quiet`), unless somebody waits for an answer."""
+        if not self._takers and not self._pongs:
+            self._wire.quiet()
 
     def _on_message(
         self, number: int, subject: bytes, reply: bytes, block: bytes, data: bytes

@@ -7,6 +7,7 @@ the parser at once, and written bytes go to the socket at the end of the turn.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from nats.aio.transport import Transport
 from nats.errors import ProtocolError
 
 from penstock.bus.connection.protocol import Parser
+from penstock.busyness import until_tick_s
 
 # The seconds for which arriving messages are delivered before the event loop does other work.
 # Without this limit, a burst of messages would delay everything else in this process.
@@ -26,6 +28,10 @@ MAX_GREETING_BYTES = 1024 * 1024  # the most bytes that a server may send before
 # limit, a writer waits (`drain`), so that a slow server does not fill this process's memory.
 MAX_UNSENT_BYTES = 2 * 1024 * 1024
 MAX_JOINED_BYTES = 64 * 1024  # the most bytes that wait for the end of the event loop's turn
+# While nobody waits for an acknowledgement, this process wakes only for this many bytes: more than
+# an acknowledgement has, and fewer than a message of a stream has.
+QUIET_BYTES = 192
+QUIET_S = 0.2  # seconds between two looks for fewer bytes
 # the most seconds that `close` waits for the last bytes; a hanging server never takes these bytes
 CLOSE_S = 2.0
 
@@ -50,6 +56,8 @@ class Wire(asyncio.Protocol, Transport):
         # whether reading is paused, so that the operating system keeps further bytes
         self._is_paused = False
         self._resting: asyncio.TimerHandle | None = None  # ends the rest that `rest` began
+        self._is_quiet = False  # whether a few bytes do not wake this process
+        self._waking: asyncio.TimerHandle | None = None  # calls `wake`
         # aborts the connection some time after `close`
         self._aborting: asyncio.TimerHandle | None = None
         self._unsent: list[bytes] = []  # the bytes that were written in this turn of the event loop
@@ -151,6 +159,35 @@ class Wire(asyncio.Protocol, Transport):
             self._resting = None
             self._pause_or_resume()
 
+    def quiet(self) -> None:
+        """Leave a few bytes, such as an acknowledgement, to the operating system until more bytes
+        come, or until `wake` is called, but for at most 1.5 times `QUIET_S` (decision 0403)."""
+        if not self._is_quiet and self._wakes_for(QUIET_BYTES):
+            self._is_quiet = True
+            if self._waking is None:
+                after_s = until_tick_s(QUIET_S, self._loop.time())
+                self._waking = self._loop.call_later(after_s, self._tick)
+
+    def wake(self) -> None:
+        """Take bytes at once again, also those that have come meanwhile."""
+        if self._is_quiet:
+            self._is_quiet = False
+            self._wakes_for(1)
+
+    def _tick(self) -> None:
+        self._waking = None
+        self.wake()
+
+    def _wakes_for(self, count: int) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return False
+        made = self._transport.get_extra_info("socket")
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+        except OSError:
+            return False  # the system does not have this option
+        return True
+
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             self._greeting += data
@@ -242,6 +279,8 @@ class Wire(asyncio.Protocol, Transport):
             return
         self.is_lost, self.is_full = True, False
         self.end_rest()
+        if self._waking is not None:
+            self._waking.cancel()
         self._error = self._error or error
         self._parser = None  # bytes that were not delivered are lost with the connection
         if self._aborting:

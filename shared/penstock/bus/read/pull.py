@@ -28,8 +28,11 @@ from penstock.busyness import until_tick_s
 log = logging.getLogger(__name__)
 
 NANO = 1_000_000_000  # nanoseconds in one second
-EXPIRES_S = 30  # seconds after which the server ends an open request
 HEARTBEAT_S = 0.5  # seconds between two heartbeats of the consumer while a request is open
+# The server ends an open request at a multiple of `EXPIRES_S`, at least half of it later, and the
+# first request of a subscription at a multiple of `FIRST_EXPIRES_S`. All are multiples of
+# `HEARTBEAT_S`. The server refuses a request that lasts for less than two heartbeats.
+EXPIRES_S, FIRST_EXPIRES_S = 30.0, 2.5
 SILENCE_S = 1.5  # seconds without a heartbeat after which the consumer's leader counts as gone
 # The number of checks in a row that must find no heartbeat before the silence counts. A busy
 # process reads heartbeats late. After only one check, such a process would conclude that a working
@@ -132,6 +135,7 @@ class PullLoop:
         self._listener: Listener | None = None
         self._last_heard = 0.0
         self._looks = 0  # checks since `_last_heard`
+        self._is_in_step = False  # whether heartbeats come together with those of other loops
         self._finishing = False  # whether `finish` was called
         self._looking: asyncio.TimerHandle | None = None  # calls `_look`
         self.consumer = ""
@@ -185,6 +189,7 @@ class PullLoop:
         self.close()
         self.consumer = consumer
         self._outstanding = 0
+        self._is_in_step = False
         self._phase = Phase.OPEN
         self._inbox = self._connection.new_inbox()
         self._listener = self._connection.listen(self._inbox, self._on_msg)
@@ -233,6 +238,12 @@ class PullLoop:
         return 0 if self._finishing or not self._connection.is_usable else want
 
     async def _request(self, want: int) -> None:
+        # The server counts the time to a heartbeat from the request. The requests of all loops of a
+        # process end at the same moments, so the next ones begin together, and the process wakes
+        # once for the heartbeats of all.
+        every_s = EXPIRES_S if self._is_in_step else FIRST_EXPIRES_S
+        expires_s = until_tick_s(every_s, self._loop.time())
+        self._is_in_step = True
         self._outstanding += want
         await self._connection.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self.consumer}",
@@ -240,7 +251,7 @@ class PullLoop:
                 {
                     "batch": want,
                     "max_bytes": MAX_REQUEST_BYTES,
-                    "expires": EXPIRES_S * NANO,
+                    "expires": int(expires_s * NANO),
                     "idle_heartbeat": int(HEARTBEAT_S * NANO),
                 }
             ),

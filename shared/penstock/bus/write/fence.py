@@ -67,14 +67,17 @@ def post(
     message: Message,
     last: int,
     settled: Callable[[int | BusError], None],
+    *,
+    is_patient: bool = False,
 ) -> bool:
     """Store one message after stream sequence `last`, as `append` does, without waiting.
 
     `settled` is called once, later, with the message's stream sequence or the error that `append`
     would raise. Returns False, and sends nothing, if the message cannot be sent now. In this case,
-    `append` would wait until it can send the message.
+    `append` would wait until it can send the message. For `is_patient` see `Publisher.post`.
     """
-    return bus.publisher.post(_fenced(message, pattern, last), settled, APPEND_TIMEOUT_S)
+    fenced = _fenced(message, pattern, last)
+    return bus.publisher.post(fenced, settled, APPEND_TIMEOUT_S, is_patient=is_patient)
 
 
 async def tail(bus: HasJetStream, stream: str, pattern: str) -> Stored | None:

@@ -83,6 +83,7 @@ class _Unacknowledged:
 
     subject: str
     settle: Settle
+    is_patient: bool
     late_at: float = math.inf  # when the outcome becomes unknown, on the event loop's clock
     timeout_s: float = 0.0
 
@@ -110,6 +111,7 @@ class Publisher:
         self._gate = Gate(max_unacked_bytes)
         self._inbox = ""  # the prefix of the reply subjects; empty before `start`
         self._waiting: dict[str, _Unacknowledged] = {}  # by the reply subject of the publish
+        self._awaited = 0  # how many of these are not patient
         self._next = 0
         # one timer for all messages, since nearly all are acknowledged long before they are late
         self._timer: asyncio.TimerHandle | None = None
@@ -171,7 +173,9 @@ class Publisher:
         finally:
             self._forget(reply, ack)
 
-    def post(self, message: Message, settled: Settle, timeout_s: float) -> bool:
+    def post(
+        self, message: Message, settled: Settle, timeout_s: float, *, is_patient: bool = False
+    ) -> bool:
         """Store one message as `publish` does, without waiting.
 
         `settled` is called once, and never before `post` returns, with the stream sequence or the
@@ -179,6 +183,10 @@ class Publisher:
         connection, too many bytes are unsent or unacknowledged, the message is too large, or the
         key that seals it must be read first. In such a case, `publish` would wait, or raise an
         error.
+
+        With `is_patient`, the caller has nothing to do with the outcome before it gets another
+        message. So this process does not wake for the acknowledgement alone (decision 0403): it is
+        read together with what comes next, but after 0.3 s at the latest.
         """
         if self._content is not None:
             sealed = self._content.seal_now(message)
@@ -202,13 +210,16 @@ class Publisher:
                 self._health.worked(stream_of(message.subject))
             settled(outcome)
 
-        reply = self._expect(message.subject, settle)
+        reply = self._expect(message.subject, settle, is_patient)
         try:
-            self._client.send(message.subject, message.payload, reply, message.headers)
+            self._client.send(
+                *(message.subject, message.payload, reply, message.headers), is_patient=is_patient
+            )
         except BaseException:
-            del self._waiting[reply]
+            self._take(reply)
             self._gate.leave(size_bytes)
             raise
+        self._rest()
         self._limit(reply, timeout_s)
         return True
 
@@ -267,12 +278,24 @@ class Publisher:
         finally:
             self._forget(reply, ack)
 
-    def _expect(self, subject: str, settle: Settle) -> str:
+    def _expect(self, subject: str, settle: Settle, is_patient: bool = False) -> str:
         """Return the reply subject of a message; its outcome is given to `settle`."""
         self._next += 1
         reply = f"{self._inbox}.{self._next}"
-        self._waiting[reply] = _Unacknowledged(subject, settle)
+        self._waiting[reply] = _Unacknowledged(subject, settle, is_patient)
+        self._awaited += not is_patient
         return reply
+
+    def _take(self, reply: str) -> _Unacknowledged | None:
+        waiting = self._waiting.pop(reply, None)
+        if waiting is not None:
+            self._awaited -= not waiting.is_patient
+        return waiting
+
+    def _rest(self) -> None:
+        """Do not wake for acknowledgements, if there are some to come and nobody waits for one."""
+        if self._waiting and not self._awaited:
+            self._client.quiet()
 
     def _limit(self, reply: str, timeout_s: float) -> None:
         """Let the outcome of a message that was sent become unknown after `timeout_s`."""
@@ -300,12 +323,12 @@ class Publisher:
         self._fire_at(min((each.late_at for each in self._waiting.values()), default=math.inf))
 
     def _settle(self, reply: str, outcome: int | BusError) -> None:
-        waiting = self._waiting.pop(reply, None)
+        waiting = self._take(reply)
         if waiting is not None:
             waiting.settle(outcome)
 
     def _forget(self, reply: str, ack: asyncio.Future[int]) -> None:
-        self._waiting.pop(reply, None)
+        self._take(reply)
         abandon(ack)
 
     async def _send(self, message: Message, reply: str) -> None:
@@ -342,6 +365,7 @@ class Publisher:
             self._settle(reply, answer["seq"])
         else:
             self._settle(reply, error_of(error))
+        self._rest()
 
 
 def _future() -> asyncio.Future[int]:

@@ -1,0 +1,123 @@
+"""A process does not wake for an acknowledgement that nobody waits for, and reads it in time.
+
+A quiet connection of these tests listens again after half an hour at the earliest, so a test would
+not end if nothing else ended the quiet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from penstock.bus import Bus, BusError, Incoming, streams, subjects
+from penstock.bus.connection import wire
+from penstock.bus.connection.wire import QUIET_BYTES, Wire
+from support.drive.bus import connected, event
+from support.drive.waiting import eventually
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+async def other(bus: Bus) -> AsyncIterator[Bus]:
+    async with connected(bus.settings.url) as made:
+        yield made
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "QUIET_S", HOUR_S)
+
+
+async def posted(bus: Bus, other: Bus, run_id: str) -> list[int | BusError]:
+    """Post an event patiently; return the list of its outcome once NATS has acknowledged it."""
+    outcomes: list[int | BusError] = []
+    assert bus.publisher.post(event(run_id, 1), outcomes.append, HOUR_S, is_patient=True)
+
+    async def is_stored() -> bool:
+        return await other.tail(streams.EVENTS, subjects.events_of_run(run_id)) is not None
+
+    await eventually(is_stored)
+    return outcomes
+
+
+async def until_settled(outcomes: list[int | BusError]) -> None:
+    async def is_settled() -> bool:
+        return bool(outcomes)
+
+    await eventually(is_settled, 10, "the outcome of the event")
+    [outcome] = outcomes
+    assert isinstance(outcome, int)
+
+
+@pytest.mark.usefixtures("endless")
+async def test_an_acknowledgement_is_read_together_with_the_next_message(
+    bus: Bus, other: Bus, run_id: str
+) -> None:
+    outcomes_then: list[list[int | BusError]] = []
+
+    def on_message(message: Incoming) -> None:
+        outcomes_then.append(outcomes.copy())
+
+    await bus.jetstream.listen(f"test.{run_id}", on_message)
+    outcomes = await posted(bus, other, run_id)
+    assert not outcomes
+    await other.client.publish(f"test.{run_id}", bytes(QUIET_BYTES))
+    await until_settled(outcomes)
+
+    async def has_come() -> bool:
+        return bool(outcomes_then)
+
+    await eventually(has_come)
+    assert outcomes_then == [outcomes]
+
+
+async def _publishes(bus: Bus, run_id: str) -> object:
+    return await bus.publisher.publish(event(run_id, 2))
+
+
+async def _asks(bus: Bus, run_id: str) -> object:
+    return await bus.jetstream.api("INFO")
+
+
+async def _pings(bus: Bus, run_id: str) -> object:
+    await bus.client.flush()
+    return None
+
+
+@pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("act", [_publishes, _asks, _pings])
+async def test_who_waits_for_something_ends_the_quiet(
+    bus: Bus, other: Bus, run_id: str, act: Callable[[Bus, str], Awaitable[object]]
+) -> None:
+    outcomes = await posted(bus, other, run_id)
+    assert not outcomes
+    async with asyncio.timeout(10):
+        await act(bus, run_id)
+    await until_settled(outcomes)
+
+
+@pytest.mark.usefixtures("endless")
+async def test_a_patient_message_does_not_delay_one_that_is_waited_for(
+    bus: Bus, run_id: str
+) -> None:
+    outcomes: list[int | BusError] = []
+    async with asyncio.timeout(10):
+        publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
+        await asyncio.sleep(0)
+        assert bus.publisher.post(event(run_id, 2), outcomes.append, HOUR_S, is_patient=True)
+        await publishing
+
+
+async def test_the_quiet_ends_by_itself(bus: Bus, other: Bus, run_id: str) -> None:
+    await until_settled(await posted(bus, other, run_id))
+
+
+@pytest.mark.usefixtures("endless")
+async def test_where_the_system_cannot_be_quiet_acknowledgements_come_at_once(
+    bus: Bus, other: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wire, "_wakes_for", lambda *_: False)
+    await until_settled(await posted(bus, other, run_id))
