@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from support.fakes.raw import agno, agno_approved, agno_pause
 from support.fakes.receiver import SECRET, Receiver, receiver
 from support.real.deployment import Deployment, Event, deployment
 from support.real.nats import NatsServer, password_of
-from support.real.nats_cluster import cluster
+from support.real.nats_cluster import cluster, in_thread, nats_of, url_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -123,37 +123,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@contextmanager
-def nats_of(layout: Layout, folder: Path) -> Iterator[list[NatsServer]]:
-    """Run the NATS servers of a layout, without any stream."""
-    if layout.servers > 1:
-        with cluster(folder, empty=True) as servers:
-            yield servers
-        return
-    server = NatsServer(folder, name=f"{folder.name} nats")
-    server.start()
-    try:
-        yield [server]
-    finally:
-        server.remove()
-
-
-@asynccontextmanager
-async def in_thread(
-    servers: AbstractContextManager[list[NatsServer]],
-) -> AsyncIterator[list[NatsServer]]:
-    """Enter a context manager that waits for its servers, and may run an event loop of its own."""
-    found = await asyncio.to_thread(servers.__enter__)
-    try:
-        yield found
-    finally:
-        await asyncio.to_thread(servers.__exit__, None, None, None)
-
-
-def url_of(servers: list[NatsServer]) -> str:
-    return ",".join(server.url for server in servers)
-
-
 async def in_every_shard(layout: Layout, start: Callable[[], Awaitable[str]]) -> list[str]:
     """Start runs until every shard has one; return all ids."""
     found: list[str] = []
@@ -191,7 +160,7 @@ async def scene(
     settings = SETTINGS | {"replicas": layout.servers, "shards": layout.shards}
     async with AsyncExitStack() as stack:
         old, new = [
-            await stack.enter_async_context(in_thread(nats_of(layout, folder / name)))
+            await stack.enter_async_context(in_thread(nats_of(layout.servers, folder / name)))
             for name in ("old", "new")
         ]
         upstream = await stack.enter_async_context(misbehaving())

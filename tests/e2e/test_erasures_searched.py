@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from uuid import uuid4
 import pytest
 from typer.testing import CliRunner
 
-from penstock.bus import streams
+from penstock.bus import Bus, streams
 from penstock.bus.read import direct
 from penstock_cli.main import app
-from support.drive.bus import connected
+from support.drive.bus import connected, make_streams
 from support.drive.erasing import erased
 from support.drive.searching import by_kind, in_files, in_memory, planted_in
 from support.drive.waiting import eventually
@@ -30,6 +30,7 @@ from support.fakes.raw import agno
 from support.fakes.receiver import SECRET, Receiver, receiver
 from support.real.deployment import CONTENT_KEY, Deployment, deployment
 from support.real.nats import NatsServer
+from support.real.nats_cluster import in_thread, nats_of, url_of
 from support.real.processes import pid_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -53,6 +54,13 @@ steps:
 # table in docs/privacy.md.
 DELETED = {streams.EVENTS, streams.RAW, streams.JOURNAL, streams.DEADLETTERS, "OBJ_payloads"}
 NOT_SEALED = {"KV_threads", "KV_deliveries"}
+LOGS = "logs of replicas"
+# Python's objects and all else are in memory of malloc, which overwrites what is freed.
+CLOBBERED = {
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0",
+}
+GO_CLOBBERED = "clobberfree=1"  # as GODEBUG: the same in NATS, when Go collects garbage
 
 
 class Planted:
@@ -108,7 +116,7 @@ def cut(text: str, number: int) -> list[str]:
 
 @asynccontextmanager
 async def planted(
-    nats: NatsServer, folder: Path, **settings: Any
+    nats_url: str, folder: Path, before: Sequence[str] = (), **settings: Any
 ) -> AsyncIterator[tuple[Deployment, Planted, Receiver]]:
     """Run a deployment in which runs have said the planted texts, and webhooks have told them."""
     texts = Planted()
@@ -120,12 +128,14 @@ async def planted(
             {"id": "agent", "protocol": "agno", "url": upstream.url, "timeout_s": 60},
             {"id": "flow", "protocol": "workflow"},
         ]
-        async with connected(nats.url) as bus:
+        async with connected(nats_url) as bus:
             await define(bus, definition(FLOW))
         settings |= {"webhook_allow_hosts": "127.0.0.1", "log_format": "json"}
         penstock = await stack.enter_async_context(
-            deployment(nats.url, folder, agents, SERVICES, **settings)
+            deployment(nats_url, folder, agents, {} if before else SERVICES, **settings)
         )
+        for service in SERVICES if before else ():
+            await penstock.start(service, before=before)
         rule = {
             **{"id": "told", "subjects": ["lifecycle.completed", "llm.tool_result"]},
             "action": {"webhook": {"url": hooks.url("/told"), "secrets": [SECRET]}},
@@ -171,12 +181,15 @@ async def asked(penstock: Deployment, run_id: str) -> str:
     return await eventually(found, 60, f"the approval of {run_id}")
 
 
-def streams_of(found: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the planted texts by stream, from those by file of a NATS store."""
+def stored_in(servers: Sequence[NatsServer]) -> dict[str, set[str]]:
+    """Return the planted texts in the stores of these servers, by stream. A cluster also has logs
+    of what its replicas have agreed on."""
     of: dict[str, set[str]] = {}
-    for path, texts in found.items():
-        parts = Path(path).parts
-        of.setdefault(parts[parts.index("streams") + 1], set()).update(texts)
+    for server in servers:
+        for path, texts in in_files(server.store).items():
+            parts = Path(path).parts
+            stream = parts[parts.index("streams") + 1] if "streams" in parts else LOGS
+            of.setdefault(stream, set()).update(texts)
     return of
 
 
@@ -190,65 +203,109 @@ async def penstock_streams(*words: str) -> str:
     return result.stdout
 
 
+async def erase(penstock: Deployment, bus: Bus, runs: Sequence[str]) -> None:
+    """Erase the runs, and search all that NATS answers."""
+    for run_id in runs:
+        answer = await penstock.http.delete(f"{penstock.edge()}/v1/runs/{run_id}/content")
+        assert answer.status_code == 202, answer.text
+    for run_id in runs:
+        await erased(bus, run_id)
+    for name in (await bus.api("STREAM.NAMES"))["streams"]:
+        values = [each.payload async for each in direct.replay(bus, name, ">")]
+        assert planted_in(b"".join(values)) == set(), name
+
+
+async def search_files(penstock: Deployment, servers: Sequence[NatsServer]) -> set[str]:
+    """Search the files; return the streams that have planted texts."""
+
+    async def overwritten() -> bool:  # a replica may follow later
+        return not set(stored_in(servers)) & DELETED
+
+    await eventually(overwritten, 60, "no planted text in what is deleted one by one")
+    after = stored_in(servers)
+    for stream, left in sorted(after.items()):
+        told(f"{stream} after", left)
+    assert in_files(penstock.folder, "*.log") == {}
+    return set(after)
+
+
+async def search_services(
+    penstock: Deployment, servers: Sequence[NatsServer], runs: Sequence[str]
+) -> None:
+    """Search metrics and memory, then those of services that were started again."""
+    for each in tuple(penstock.instances):
+        metrics = await penstock.http.get(f"{each.probes}/metrics")
+        assert planted_in(metrics.content) == set()
+        told(f"memory of {each.service}", in_memory(pid_of(each.process)))
+        await penstock.kill(each)
+    for server in servers:
+        told("memory of NATS", in_memory(server.pid))
+    for service in SERVICES:
+        again = await penstock.start(service)
+        assert in_memory(pid_of(again.process)) == set(), service
+    for run_id in runs:
+        shown = await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}/events")
+        assert planted_in(shown.content) == set()
+
+
+async def restore(
+    url: str, empty: Sequence[NatsServer], folder: Path, runs: Sequence[str]
+) -> set[str]:
+    """Restore a backup into empty servers; return the streams that have planted texts there."""
+    nats, erasures = ("--nats", url), folder / "erasures.jsonl"
+    await penstock_streams("backup", str(folder / "kept"), *nats)
+    erasures.write_text(await penstock_streams("erasures", "--json", *nats))
+    listed = {json.loads(line)["run_id"] for line in erasures.read_text().splitlines()}
+    assert listed >= {*runs}
+    command = ("restore", str(folder / "kept"), "--erasures", str(erasures))
+    await penstock_streams(*command, "--nats", url_of(empty))
+    left = stored_in(empty)
+    for stream, texts in sorted(left.items()):
+        told(f"{stream} of a restored backup", texts)
+    return set(left)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "is_clobbered"),
+    [(1, False), (3, False), (1, True)],
+    ids=["one-server", "three-replicas", "clobbered"],
+)
 @pytest.mark.parametrize("keys", ["", CONTENT_KEY], ids=["clear", "sealed"])
 async def test_two_hundred_planted_texts_are_where_the_table_says_after_an_erasure(
-    fresh_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: str,
+    replicas: int,
+    is_clobbered: bool,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", keys)
+    monkeypatch.setenv("PENSTOCK_REPLICAS", str(replicas))
     settings = {"content_keys": keys} if keys else {}
-    nats = ("--nats", fresh_nats.url)
-    async with planted(fresh_nats, tmp_path / "p", **settings) as (penstock, texts, hooks):
+    before: list[str] = []
+    if is_clobbered:
+        monkeypatch.setenv("GODEBUG", GO_CLOBBERED)
+        before = ["env", *(f"{name}={value}" for name, value in CLOBBERED.items())]
+    async with AsyncExitStack() as stack:
+        servers, empty = [
+            await stack.enter_async_context(in_thread(nats_of(replicas, tmp_path / name)))
+            for name in ("nats", "empty")
+        ]
+        url = url_of(servers)
+        await make_streams(url, replicas)
+        deployed = planted(url, tmp_path / "p", before, replicas=replicas, **settings)
+        penstock, texts, hooks = await stack.enter_async_context(deployed)
         runs = await said(penstock, texts)
         await hooks.until(lambda: len(hooks.requests) >= RUNS)
-        before = streams_of(in_files(fresh_nats.store))
-        seen = set().union(*before.values(), *(planted_in(each.body) for each in hooks.requests))
+        seen = set().union(*stored_in(servers).values())
+        seen |= set().union(*(planted_in(each.body) for each in hooks.requests))
         told("in NATS and webhooks before", seen & texts.all)
         if not keys:
             assert texts.all <= seen  # the search finds what is there
-        for run_id in runs:
-            url = f"{penstock.edge()}/v1/runs/{run_id}/content"
-            answer = await penstock.http.delete(url)
-            assert answer.status_code == 202, answer.text
-        async with connected(fresh_nats.url, content_keys=(keys,) if keys else ()) as bus:
-            for run_id in runs:
-                await erased(bus, run_id)
-            names = (await bus.api("STREAM.NAMES"))["streams"]
-            for name in names:
-                values = [each.payload async for each in direct.replay(bus, name, ">")]
-                assert planted_in(b"".join(values)) == set(), name
-        after = streams_of(in_files(fresh_nats.store))
-        for stream, left in sorted(after.items()):
-            told(f"{stream} after", left)
-        assert not set(after) & DELETED
+        async with connected(url, content_keys=(keys,) if keys else ()) as bus:
+            assert (await bus.api("STREAM.INFO.EVENTS"))["config"]["num_replicas"] == replicas
+            await erase(penstock, bus, runs)
+        stored = await search_files(penstock, servers)
+        await search_services(penstock, servers, runs)
+        restored = await restore(url, empty, tmp_path, runs)
         if keys:
-            assert set(after) <= NOT_SEALED
-        logs = in_files(penstock.folder, "*.log")
-        for file, left in logs.items():
-            told(file, left)
-        assert logs == {}  # of files with a planted text
-        for each in tuple(penstock.instances):
-            metrics = await penstock.http.get(f"{each.probes}/metrics")
-            assert planted_in(metrics.content) == set()
-            told(f"memory of {each.service}", in_memory(pid_of(each.process)))
-            await penstock.kill(each)
-        told("memory of NATS", in_memory(fresh_nats.pid))
-        for service in SERVICES:
-            again = await penstock.start(service)
-            assert in_memory(pid_of(again.process)) == set(), service
-        for run_id in runs:
-            shown = await penstock.http.get(f"{penstock.edge()}/v1/runs/{run_id}/events")
-            assert planted_in(shown.content) == set()
-        await penstock_streams("backup", str(tmp_path / "kept"), *nats)
-        lines = await penstock_streams("erasures", "--json", *nats)
-        erasures = tmp_path / "erasures.jsonl"
-        erasures.write_text(lines)
-        listed = {json.loads(line)["run_id"] for line in lines.splitlines()}
-        assert listed >= {*runs}
-    fresh_nats.stop()
-    fresh_nats.wipe()
-    fresh_nats.start()
-    restore = ("restore", str(tmp_path / "kept"), "--erasures", str(erasures), *nats)
-    await penstock_streams(*restore)
-    for stream, left in sorted(streams_of(in_files(fresh_nats.store)).items()):
-        told(f"{stream} of a restored backup", left)
-        assert stream in NOT_SEALED or not keys
+            assert stored | restored <= NOT_SEALED

@@ -16,6 +16,7 @@ from penstock.bus import Bus, Message, RawWriter, Stored, messages, streams, sub
 from penstock.bus.records.approvals import ApprovalRecord, Decided, Decider, Decision
 from penstock.bus.records.erasures import Hold
 from penstock.bus.records.runs import RunRecord
+from penstock.bus.state.losses import LOST, Loss
 from penstock.bus.write import objects
 from penstock_connector.upstreams.conversations import Threads
 from penstock_normalizer.erasing.eraser import Eraser
@@ -382,6 +383,50 @@ async def test_nothing_brings_the_content_of_an_erased_run_back(fresh_nats: Nats
             assert set(types[1:]) <= {"automation.triggered"}
             record = await record_of(bus, run.run_id)
             assert (record.status, record.message, record.summary) == ("completed", "", None)
+
+
+async def test_after_nats_has_lost_data_erasures_are_repeated(fresh_nats: NatsServer) -> None:
+    """KV `runs` has what an older store had of one run, and EVENTS what it had of another."""
+    secret = f"secret-{uuid4().hex}"
+    async with bus_to(fresh_nats.url) as bus, normalizer(fresh_nats.url):
+        runs = one, other = Run(bus), Run(bus)
+        for run in runs:
+            await completed(run, secret)
+        older, before = await record_of(bus, one.run_id), await other.events()
+        command = await ask(bus, one.run_id, other.run_id)
+        for run in runs:
+            await erased(bus, run.run_id)
+        await bus.bucket("runs").put(one.run_id, older.dump())
+        [tombstone] = await other.events()
+        await bus.api("STREAM.MSG.DELETE.EVENTS", {"seq": tombstone.sequence})
+        for each in before:
+            subject = subjects.event_input(each.headers["ce-type"], other.run_id)
+            headers = {name: each.headers[name] for name in (messages.SEQUENCE, "ce-type")}
+            await bus.publisher.publish(Message(subject, each.payload, headers))
+        assert await values_with(bus, secret) == [f"runs {one.run_id}"]
+        loss = Loss("KV_runs", 1, 2, 1, messages.now())
+        await bus.bucket("checkpoints").put(f"{LOST}KV_runs", orjson.dumps([loss]))
+
+        async def repeated() -> bool:
+            return all(
+                [
+                    [each.headers["ce-type"] for each in await run.events()] == ["system.erased"]
+                    and (await record_of(bus, run.run_id)).erasure is not None
+                    for run in runs
+                ]
+            )
+
+        await eventually(repeated, 30, "both erasures once more")
+        for run in runs:
+            record = await erased(bus, run.run_id)
+            assert record.erasure is not None
+            assert (record.erasure.id, record.erasure.by) == (command.erasure_id, "officer")
+        assert await values_with(bus, secret) == []
+
+        async def gone() -> bool:
+            return not streams_with(fresh_nats, secret) & DELETED
+
+        await eventually(gone, 20, "files without the secret")
 
 
 @pytest.mark.chaos

@@ -23,6 +23,7 @@ from penstock.settings.keep import parse_keep
 from penstock_normalizer.costs.ledger import CONSUMER, Ledger
 from penstock_normalizer.erasing import eraser, restored
 from penstock_normalizer.erasing.early import EarlyErasures
+from penstock_normalizer.erasing.losses import AfterLosses
 from penstock_normalizer.partitions.partition import Partition
 from penstock_normalizer.prices.prices import Prices
 from penstock_normalizer.recovery.abandoned_runs import end_abandoned_run
@@ -70,6 +71,7 @@ class NormalizerService(Service):
         self.consume(CONSUMER, Ledger(self.bus).add)
         self.consume(eraser.CONSUMER, eraser.Eraser(self.bus).handle)
         self.spawn("restored erasures", partial(restored.go_on, self.bus))
+        self.spawn("erasures after losses", AfterLosses(self.bus, lambda: 0 in self.partitions).run)
         if (keep := parse_keep(self._settings.keep)).early:
             early = EarlyErasures(self.bus, keep, lambda: 0 in self.partitions)
             self.spawn("early erasures", early.run)

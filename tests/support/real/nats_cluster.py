@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,37 @@ def cluster(
     finally:
         for server in servers:
             server.remove()
+
+
+@contextmanager
+def nats_of(number: int, folder: Path) -> Iterator[list[NatsServer]]:
+    """Run one server or a cluster of three, without any stream."""
+    if number > 1:
+        with cluster(folder, empty=True) as servers:
+            yield servers
+        return
+    server = NatsServer(folder, name=f"{folder.name} nats")
+    server.start()
+    try:
+        yield [server]
+    finally:
+        server.remove()
+
+
+@asynccontextmanager
+async def in_thread(
+    servers: AbstractContextManager[list[NatsServer]],
+) -> AsyncIterator[list[NatsServer]]:
+    """Enter a context manager that waits for its servers, and may run an event loop of its own."""
+    found = await asyncio.to_thread(servers.__enter__)
+    try:
+        yield found
+    finally:
+        await asyncio.to_thread(servers.__exit__, None, None, None)
+
+
+def url_of(servers: Sequence[NatsServer]) -> str:
+    return ",".join(server.url for server in servers)
 
 
 @dataclass
