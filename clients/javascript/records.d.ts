@@ -16,6 +16,8 @@ export interface ApprovalRecord {
   digest: string;
   /** As in approval.requested. An answer over HTTP has `editable: false` also where the policy lets nobody change the arguments */
   items: Record<string, unknown>[];
+  /** In a run with redactions where callers read, the items as others get them than those who decide. An answer over HTTP has them as `items`, or not at all */
+  masked_items?: Record<string, unknown>[] | null;
   requested_at: string;
   updated_at: string;
   decision?: Decision | null;
@@ -250,8 +252,10 @@ export interface RunRecord {
   depth?: number | null;
   /** The ids of the budgets that applied when the run was started */
   budgets?: string[] | null;
-  /** The version of the redactions that apply to the run's content; its source frames are then shown to nobody */
+  /** The version of the redactions that apply to the run's content; its source frames are then shown to nobody, unless all of them only mask it */
   redactions?: number | null;
+  /** Whether all or some of them only mask what callers without the scope pii read */
+  masked?: string | null;
   /** The workflows' runs around the run, the outermost one first */
   ancestors?: string[] | null;
   /** The original `error` and `detail` of a failed run, where they were redacted: only for callers with the scope administer */

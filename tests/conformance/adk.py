@@ -329,8 +329,7 @@ DOCUMENT = Document(
         holds(
             "AD59",
             "The Authorization header has a JWT as bearer token",
-            "edge/auth::nobody_is_refused",
-            "edge/auth::a_token_of_another_issuer_is_refused",
+            "edge/auth::nobody_and_a_token_of_another_issuer_are_refused",
             "edge/auth::a_caller_with_the_scopes_is_served",
             note="It is required if authentication is configured.",
         ),

@@ -346,7 +346,7 @@ DOCUMENT = Document(
             "AG55",
             "Agno trusts user_id, so Penstock must authenticate the caller",
             "web/identity::naming_another_user_needs_the_scope",
-            "edge/auth::nobody_is_refused",
+            "edge/auth::nobody_and_a_token_of_another_issuer_are_refused",
             "edge/auth::what_is_another_users_is_refused",
             note="user_id must be the token's user; otherwise the response is a 403.",
         ),

@@ -20,6 +20,7 @@ class ApprovalRecord(TypedDict):
     status: NotRequired[Literal["pending", "decided", "withdrawn", "expired"]]
     digest: str
     items: list[dict[str, Any]]
+    masked_items: NotRequired[list[dict[str, Any]] | None]
     requested_at: str
     updated_at: str
     decision: NotRequired[Decision | None]
@@ -189,6 +190,7 @@ class RunRecord(TypedDict):
     depth: NotRequired[int | None]
     budgets: NotRequired[list[str] | None]
     redactions: NotRequired[int | None]
+    masked: NotRequired[Literal["all", "some"] | None]
     ancestors: NotRequired[list[str] | None]
     unredacted: NotRequired[dict[str, str] | None]
     hold: NotRequired[Hold | None]

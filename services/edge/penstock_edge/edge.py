@@ -12,6 +12,7 @@ from penstock.bus.subjects import shard_of
 from penstock.dialects.agui.encode import PROFILES
 from penstock.runs.start import Starter
 from penstock.settings import Config
+from penstock.web.auth import Identity
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.runs.agui_leg_ids import AguiLegIds
 from penstock_edge.runs.cancel import Canceller
@@ -138,8 +139,8 @@ class Edge:
         source = partial(TreeSource, self.bus, feed, root, known)
         return TreeViews(self.agui, root, source, known, frozenset(answered))
 
-    async def stream(self, view: View, start: StartPosition) -> EventStream:
-        return EventStream(await self.hubs.join(view, start), ended=start.ended)
+    async def stream(self, view: View, start: StartPosition, who: Identity) -> EventStream:
+        return EventStream(await self.hubs.join(view, start, who), ended=start.ended)
 
 
 def _usage(run_id: str, below: Iterable[str], costs: Mapping[str, Costs]) -> dict[str, Any]:

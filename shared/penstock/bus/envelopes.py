@@ -40,7 +40,7 @@ def _decided(fields: Fields) -> Fields:
 
 
 def _of_approval(fields: Fields) -> Fields:
-    made = _without(fields, frozenset({"reason"}))
+    made = _without(fields, frozenset({"reason", "masked_items"}))
     made["items"] = _only(fields["items"], _OF_ITEM)
     if fields.get("decision"):
         made["decision"] = _decided(fields["decision"])

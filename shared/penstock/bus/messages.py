@@ -68,6 +68,8 @@ class Stored:
     # RFC 3339, or LIVE; a direct get has this time in the header STORED_AT
     stored_at: str = ""
     is_open: bool = False  # whether `Content` has looked at the payload
+    # the payload with both forms of the data, of an event whose payload is masked (see `masking`)
+    unmasked: bytes | None = None
 
 
 class Message(NamedTuple):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 
-from penstock.bus import messages
+from penstock.bus import masking, messages
 from penstock.bus.envelopes import ENVELOPES, Fields
 from penstock.bus.errors import BusUnavailable, ContentErased, ContentRefused
 from penstock.bus.messages import Message, Stored, Unreadable
@@ -56,6 +56,7 @@ _MARKS: Final = (_EVENT, _WHOLE)
 # messages cost next to nothing.
 FIRST_BYTES: Final = 5
 SEALED: Final = frozenset(mark[:FIRST_BYTES] for mark in _MARKS)
+OPENED: Final = SEALED | {masking.MARK[:FIRST_BYTES]}  # those of all messages that are opened
 
 # Where `data` begins and ends in an event (see the normalizer's `canonical_event`). A quotation
 # mark within a text is escaped, so these bytes are no part of a text.

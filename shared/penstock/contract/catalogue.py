@@ -38,6 +38,9 @@ as Pydantic models in the package `penstock`.
   ([schema](schemas/reference.json)), with the headers and the subject of the event.
 - **Sealed events.** Where the operator seals content, an event has `sealed: 1`, and its `data` are
   ciphertext ([consuming.md](consuming.md#sealed-content)).
+- **Masked events.** Where redactions mask content for some callers, an event has `masked: 1`, and
+  `clear` beside `data`. In `data`, tokens such as `[EMAIL_1]` stand for what was found; `clear` has
+  the data as they came. What a reader passes on, it takes from `data`.
 """
 
 

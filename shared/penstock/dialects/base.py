@@ -116,6 +116,8 @@ class Draft:
     subrun: Subrun | None = None
     step_id: str | None = None
     redactions: Sequence[JsonObject] = ()  # as in the event
+    # `data` as they came, where redactions have masked them for some callers
+    clear: JsonObject | None = None
 
 
 PauseKind = Literal[

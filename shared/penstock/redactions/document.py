@@ -27,7 +27,7 @@ from penstock.documents.reading import Found, checked, digest_of, value_of
 from penstock.documents.store import Documents, Source
 from penstock.redactions.kinds import KINDS, OWN
 from penstock.redactions.patterns import MAX_PATTERN_CHARACTERS, InvalidPattern
-from penstock.redactions.scanner import Action, Rules
+from penstock.redactions.scanner import Action, Rules, Where
 from penstock.validation import check_url
 from penstock.web.problems import Problem
 
@@ -80,8 +80,10 @@ class Redaction(Strict):
     check: Checker | None = Field(
         None, description="Of a run's rules with a check, the first counts."
     )
-    where: Literal["ingest"] = Field(
-        "ingest", description="`ingest`: before the events are stored, so that nobody sees it."
+    where: Where = Field(
+        "ingest",
+        description="`ingest`: before the events are stored, so that nobody sees it. `egress`: it "
+        "is stored, and masked for callers without the scope `pii`.",
     )
     action: Action = Field(
         "mask",
@@ -94,6 +96,12 @@ class Redaction(Strict):
     def _finds_something(self) -> Redaction:
         if bool(self.kinds) == (self.check is not None):
             raise ValueError("give either `kinds` or `check`")
+        if self.where == "egress" and (self.check is not None or self.action != "mask"):
+            raise ValueError(
+                "`where: egress` takes `kinds` and the action `mask`: what some callers may read "
+                "is neither dropped nor stopped, and a checker reads before anything is stored; "
+                "leave `where` out"
+            )
         return self
 
 
@@ -128,7 +136,10 @@ class Redactions:
         if not applying:
             return None
         rules = [
-            {"id": rule.id, "kinds": rule.kinds, "action": rule.action}
+            {
+                **{"id": rule.id, "kinds": rule.kinds, "action": rule.action},
+                **({"where": rule.where} if rule.where != "ingest" else {}),
+            }
             for rule in applying
             if rule.check is None
         ]
@@ -140,9 +151,14 @@ class Redactions:
         found: dict[str, Any] = {"version": self.version, "rules": rules}
         return {**found, "check": checks[0]} if checks else found
 
-    def names(self, agent: str) -> bool:
-        """Return whether a run of this agent may have rules."""
-        return any(fits_any(agent, rule.match.agent) for rule in self.document.redact)
+    def names(self, agent: str, *, sees_pii: bool = False) -> bool:
+        """Return whether a run of this agent may have rules, of which a caller who may read what is
+        masked does not count those that only mask."""
+        return any(
+            fits_any(agent, rule.match.agent)
+            for rule in self.document.redact
+            if not (sees_pii and rule.where == "egress")
+        )
 
 
 NONE: Final = Redactions(RedactionsDocument.model_construct(version=0, redact=[]), "builtin")

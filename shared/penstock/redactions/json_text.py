@@ -36,6 +36,17 @@ class JsonScanner:
     _bare: list[str] = field(default_factory=list)  # what comes outside of texts, such as a number
     _text: Scanner | None = None  # of the text that is open
 
+    @property
+    def held(self) -> str:
+        """The end of the JSON so far, of which nothing is decided yet; as texts mean it, without
+        their escapes."""
+        return "".join(self._bare) if self._text is None else self._text.held + self._unread
+
+    @property
+    def is_in_match(self) -> bool:
+        """Whether what follows may belong to the last match, however long it is."""
+        return self._text is not None and self._text.is_in_match
+
     def feed(self, piece: str, *, last: bool = False) -> str:
         """Return the JSON up to where further pieces may change it; with `last`, up to its end."""
         source, at = self._unread + piece, 0

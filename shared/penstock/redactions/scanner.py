@@ -28,6 +28,7 @@ T = TypeVar("T")
 Parts: TypeAlias = Generator[None, None, T]
 PART: Final = 8 * 1024  # the characters of a long text that are searched in one part
 Action = Literal["mask", "drop", "block", "review"]
+Where = Literal["ingest", "egress"]
 # From this number on, further values of a kind have no number of their own in a run.
 MAX_NUMBERED: Final = 10_000
 MAX_LEVELS: Final = 200  # a value that is nested deeper is taken out whole
@@ -236,10 +237,13 @@ class Redactor:
         return {label: list(known) for label, known in self._known.items()}
 
     def restore(self, state: Mapping[str, Sequence[str]]) -> None:
-        self._known = {
-            label: {digest: number for number, digest in enumerate(digests, 1)}
-            for label, digests in state.items()
-        }
+        self._known.clear()
+        for label, digests in state.items():
+            self._known[label] = {digest: number for number, digest in enumerate(digests, 1)}
+
+    def number_as(self, other: Redactor) -> None:
+        """Give each value the number that it has with the other, from here on."""
+        self._known = other._known
 
 
 def result_of(parts: Parts[T]) -> T:
@@ -254,6 +258,27 @@ def result_of(parts: Parts[T]) -> T:
 def redactor_of(run_id: str, redactions: Mapping[str, Any]) -> Redactor:
     """Return what searches the texts of a run; `redactions` is from the run's record."""
     return Redactor(_rules_of(orjson.dumps(redactions["rules"])), run_id)
+
+
+def rules_where(rules: Sequence[Mapping[str, Any]], where: Where) -> list[Mapping[str, Any]]:
+    """Return the rules of a run that apply there, without the kinds that an earlier rule names."""
+    named: set[str] = set()
+    found: list[Mapping[str, Any]] = []
+    for rule in rules:
+        kinds = [kind for kind in rule["kinds"] if kind not in named]
+        named.update(kinds)
+        if kinds and rule.get("where", "ingest") == where:
+            found.append({**rule, "kinds": kinds})
+    return found
+
+
+def masked_by(redactions: Mapping[str, Any] | None) -> Literal["all", "some"] | None:
+    """Return whether all or some of a run's redactions only mask what callers read; None if none
+    does."""
+    if redactions is None or not rules_where(redactions["rules"], "egress"):
+        return None
+    others = rules_where(redactions["rules"], "ingest") or "check" in redactions
+    return "some" if others else "all"
 
 
 def rewritten(text: str, clean_of: Callable[[Any], Any]) -> str:
@@ -295,6 +320,16 @@ class Scanner:
     # What all bytes belong to that follow the last match, as long as it matches them.
     _rest: Any = None
     _has_ended: bool = False
+
+    @property
+    def held(self) -> str:
+        """The end of the text so far, of which nothing is decided yet."""
+        return self._held.decode(*_UTF8)
+
+    @property
+    def is_in_match(self) -> bool:
+        """Whether what follows may belong to the last match, however long it is."""
+        return self._rest is not None
 
     def feed(self, piece: str, *, last: bool = False) -> str:
         """Return the text up to where further pieces may change it; with `last`, up to its end."""

@@ -36,7 +36,7 @@ from penstock.bus.subjects import session_key
 from penstock.bus.write.objects import wrap
 from penstock.off_loop import OFF_LOOP
 from penstock.redactions.document import CurrentRedactions
-from penstock.redactions.scanner import Parts, redactor_of
+from penstock.redactions.scanner import Parts, masked_by, redactor_of
 from penstock.runs.open_runs import OpenRuns
 from penstock.runs.session_shards import SessionShards
 from penstock.runs.settings import StartSettings
@@ -122,6 +122,8 @@ class Start:
     # called with the run's id before the command is published
     prepare: Callable[[str], Awaitable[object]] | None = None
     when_busy: WhenBusy = "queue"
+    # whether the caller may read what redactions only mask
+    sees_pii: bool = False
     # whether the caller reads the agent server's own frames, which redactions do not reach
     reads_frames: bool = False
     # The shard of the session, from `Starter.shard_for`. If the shard is None, the starter looks up
@@ -393,6 +395,7 @@ class Starter:
             forked_from=start.forked_from,
             tags=dict(start.tags) if start.tags else None,
             redactions=redactions["version"] if redactions else None,
+            masked=masked_by(redactions),
         )
         revision = await runs.create(command.run_id, record.dump())
         if revision is not None:
@@ -497,7 +500,7 @@ def shown_text(command: StartCommand) -> str:
 
 def _admitted(command: StartCommand, redactions: Mapping[str, Any], start: Start) -> Parts[str]:
     """Return the text as lists of runs may show it. Raises Problem."""
-    if start.reads_frames:
+    if start.reads_frames and not (start.sees_pii and masked_by(redactions) == "all"):
         raise frames_refused(redactions["version"])
     redactor = redactor_of(command.run_id, redactions)
     message = yield from redactor.text_in_parts(shown_text(command))

@@ -38,7 +38,7 @@ _BY_PUBLIC_KEY = frozenset(
 )
 _SCOPES = frozenset(
     {
-        *("start", "read", "raw", "decide", "automate", "workflow", "erase"),
+        *("start", "read", "raw", "decide", "automate", "workflow", "erase", "pii"),
         *("act-as", "administer", "none"),
     }
 )
@@ -166,7 +166,7 @@ class AuthSettings(EnvironmentSettings):
     default_scopes: Words = Field(
         (),
         description="The scopes of a token that names none: `start`, `read`, `raw`, `decide`, "
-        "`automate`, `workflow`, `erase`, `act-as`, `administer`, or `none`. Default: "
+        "`automate`, `workflow`, `erase`, `pii`, `act-as`, `administer`, or `none`. Default: "
         "`start read raw decide`.",
     )
     roles_claim: str = Field(

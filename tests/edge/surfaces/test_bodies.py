@@ -23,7 +23,7 @@ PIECE = b"x" * 65536
 PIECES = MAX_BODY_BYTES // len(PIECE) + 1
 TAKING = [row for row in ROWS if row.method != "GET"]
 FORM = "application/x-www-form-urlencoded"
-ALL_SCOPES = "start read raw decide automate workflow erase act-as administer"
+ALL_SCOPES = "start read raw decide automate workflow erase pii act-as administer"
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ class Chat:
         leg = await (
             self._start(request, asked) if asked.id is None else self._answer(request, asked)
         )
-        return await self._edge.stream(leg.view(FORM), leg.position)
+        return await self._edge.stream(leg.view(FORM), leg.position, identity_of(request))
 
     @serves(
         Operation(
@@ -121,7 +121,7 @@ class Chat:
     async def get(self, request: Request) -> ASGIApp:
         edge, who = self._edge, identity_of(request)
         run = await run_of(edge.bus, who, request.path_params["run_id"])
-        return await edge.stream(*await replay(edge, run, FORM, cursor_of(request)))
+        return await edge.stream(*await replay(edge, run, FORM, cursor_of(request)), who)
 
     async def _start(self, request: Request, asked: ChatRequest) -> Leg:
         who = identity_of(request)

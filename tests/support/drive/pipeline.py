@@ -37,6 +37,7 @@ from penstock.bus.records.runs import CancelCommand, RunRecord, StartCommand
 from penstock.bus.write import objects
 from penstock.service import Service, connect, drain, stop
 from penstock.settings import Config, Settings
+from penstock.web.auth import Auth, AuthConfig
 from penstock.web.server import Server
 from penstock_approvals.service import ApprovalsService
 from penstock_connector.service import ConnectorService
@@ -282,7 +283,8 @@ async def pipeline(
     """Start these services, each with its own connection, and serve their routes on one free port.
 
     A service that is named twice gets two instances. `settings` are settings of any service, e.g.
-    `pod_ttl_s=2`; each service takes the settings that it has.
+    `pod_ttl_s=2`; each service takes the settings that it has. Without `auth`, all callers are
+    anonymous.
     """
     given = {"nats_url": nats_url, "port": 0, "drain_s": 0.5, **settings}
     common = _Given(**given)
@@ -296,7 +298,11 @@ async def pipeline(
             await service.start()
         # If a service has several instances, the first one serves HTTP.
         serving = {each.name: each for each in reversed(started)}.values()
-        server = Server([route for each in serving for route in each.routes], "127.0.0.1", 0)
+        auth = None
+        if "auth" in settings:
+            auth = Auth(AuthConfig(**settings["auth"].model_dump()))
+        routes = [route for each in serving for route in each.routes]
+        server = Server(routes, "127.0.0.1", 0, auth=auth)
         await server.start()
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{server.port}", timeout=30

@@ -54,12 +54,11 @@ from penstock_approvals.api import changes
 from penstock_approvals.inbox.feed import Feed
 from penstock_approvals.inbox.last_lines import last_lines
 from penstock_approvals.inbox.listing import ListPosition, Page
-from penstock_approvals.inbox.visibility import may_see_approval, viewer_of
+from penstock_approvals.inbox.visibility import may_see_approval, sees_whole, viewer_of
 from penstock_approvals.lifecycle.decisions import Amendment, Approvals
 from penstock_approvals.outcomes.remarks import with_remark
 from penstock_approvals.outcomes.votes import without_vote
 from penstock_approvals.policy.model import NEEDS_VALUE
-from penstock_approvals.store.hiding import as_shown
 
 TakeVote = Callable[[str, DecideRequest], Awaitable[DecideReply]]
 
@@ -247,7 +246,8 @@ class Api:
         page = await while_connected(request.receive, self._page(who, query))
         if page is None:
             return None
-        records = [as_shown(record).model_dump(exclude_none=True) for record in page.approvals]
+        reader = _reader(who)
+        records = [reader.seen(each).model_dump(exclude_none=True) for each in page.approvals]
         return json_answer({"approvals": records, "next": page.next})
 
     @serves(
@@ -313,10 +313,10 @@ class Api:
         after = int(cursor) if cursor is not None else end
         if after > end:
             raise Problem(410, "NATS has lost changes since this cursor: list the approvals again")
-        shows = partial(may_see_approval, who)
+        reader = _reader(who)
         if JSON in request.headers.get("accept", ""):
-            return json_answer(changes.page(await self._feed.read(after), shows))
-        return changes.response(request, self._feed, shows, after)
+            return json_answer(changes.page(await self._feed.read(after), reader))
+        return changes.response(request, self._feed, reader, after)
 
     @serves(
         _operation(
@@ -336,7 +336,7 @@ class Api:
         ip = request.client.host if request.client is not None else None
         seen_by = decider_of(who, _channel(request, who), who.user_id)
         await self._approvals.audit.viewed(record, seen_by, ip)
-        return _shown(record)
+        return _shown(who, record)
 
     @serves(
         _operation(
@@ -365,11 +365,16 @@ class Api:
     async def audit(self, request: Request) -> Response:
         record = await self._visible(request)
         history = await self._approvals.audit.history(record)
+        hidden = () if sees_whole(identity_of(request), record) else ("details",)
+        records = [
+            {name: value for name, value in link.shown().items() if name not in hidden}
+            for link in history.records
+        ]
         return json_answer(
             {
                 "approval_id": record.approval_id,
                 "run_id": record.run_id,
-                "records": [link.shown() for link in history.records],
+                "records": records,
                 "head": history.head,
                 "intact": not history.findings,
                 "findings": [str(each) for each in history.findings],
@@ -425,7 +430,7 @@ class Api:
         reply = await self._take_vote(record.approval_id, vote)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _shown(reply.approval)
+        return _shown(who, reply.approval)
 
     @serves(
         _operation(
@@ -481,7 +486,7 @@ class Api:
         reply = await self._approvals.amend(record.approval_id, decider, change)
         if reply.status != 200 or reply.approval is None:
             raise Problem(reply.status, reply.detail)
-        return _shown(reply.approval)
+        return _shown(who, reply.approval)
 
     async def _page(self, who: Identity, query: Query) -> Page:
         wanted = query.model_dump(exclude={"limit", "after", "waits_for"}, exclude_none=True)
@@ -505,8 +510,12 @@ def _channel(request: Request, who: Identity) -> Channel:
     return "cli" if is_cli else "api"
 
 
-def _shown(record: ApprovalRecord) -> Response:
-    return Response(as_shown(record).dump(), media_type="application/json")
+def _reader(who: Identity) -> changes.Reader:
+    return changes.Reader(partial(may_see_approval, who), partial(sees_whole, who))
+
+
+def _shown(who: Identity, record: ApprovalRecord) -> Response:
+    return Response(_reader(who).seen(record).dump(), media_type="application/json")
 
 
 async def found(

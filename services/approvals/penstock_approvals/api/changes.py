@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -38,32 +39,39 @@ def name_of(record: ApprovalRecord) -> str:
     return "approval.reminded" if is_reminder else "approval.escalated"
 
 
-def page(batch: Batch, shows: Callable[[ApprovalRecord], bool]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What a caller sees of approvals: whether one is shown, and whether whole."""
+
+    shows: Callable[[ApprovalRecord], bool]
+    sees_whole: Callable[[ApprovalRecord], bool]
+
+    def seen(self, record: ApprovalRecord) -> ApprovalRecord:
+        return as_shown(record, whole=self.sees_whole(record))
+
+
+def page(batch: Batch, reader: Reader) -> dict[str, Any]:
     """Return the changes of one read as a JSON page. `next` is the cursor of the next page."""
     changes = [
         {
             "id": str(change.sequence),
             "event": name_of(change.record),
-            "approval": as_shown(change.record).model_dump(exclude_none=True),
+            "approval": reader.seen(change.record).model_dump(exclude_none=True),
         }
         for change in batch.changes
-        if shows(change.record)
+        if reader.shows(change.record)
     ]
     return {"changes": changes, "next": str(batch.through)}
 
 
-def response(
-    request: Request, feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
-) -> StreamingResponse:
+def response(request: Request, feed: Feed, reader: Reader, after: int) -> StreamingResponse:
     """Return the stream of the approvals' changes after a sequence of the bucket. The stream ends
     when the client leaves, when the client's credential ends, or when the process stops."""
-    frames = _while_valid(request, _frames(feed, shows, after))
+    frames = _while_valid(request, _frames(feed, reader, after))
     return StreamingResponse(frames, headers=_HEADERS)
 
 
-async def _frames(
-    feed: Feed, shows: Callable[[ApprovalRecord], bool], after: int
-) -> AsyncIterator[bytes]:
+async def _frames(feed: Feed, reader: Reader, after: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     # This frame has the first cursor as its id. So a client that has got no change yet can resume,
     # too.
@@ -73,12 +81,12 @@ async def _frames(
         async for batch in feed.changes(after):
             frames = [
                 sse.encode(
-                    as_shown(change.record).dump(),
+                    reader.seen(change.record).dump(),
                     event=name_of(change.record),
                     id=str(change.sequence),
                 )
                 for change in batch.changes
-                if shows(change.record)
+                if reader.shows(change.record)
             ]
             if not frames and loop.time() - sent_s < KEEP_ALIVE_S:
                 continue

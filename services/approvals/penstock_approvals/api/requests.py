@@ -77,7 +77,7 @@ class Requests:
         reply = await self._take_vote(approval_id, DecideRequest.model_validate_json(data))
         if reply.approval is None:
             return reply
-        shown = reply.model_copy(update={"approval": as_shown(reply.approval)})
+        shown = reply.model_copy(update={"approval": as_shown(reply.approval, whole=False)})
         is_too_large = len(shown.dump()) > MAX_MESSAGE_BYTES
         return reply.model_copy(update={"approval": None}) if is_too_large else shown
 

@@ -1,8 +1,8 @@
 """Decide which approvals a caller may see, and which wait for the caller's decision. Pure.
 
-`may_see_approval` and `may_vote_on` decide for one record. The index of the list has a row for each
-audience of an approval: a person or a role that may see it. The rows may show too much, so the list
-also asks the viewer about each record.
+`may_see_approval`, `sees_whole` and `may_vote_on` decide for one record. The index of the list has
+a row for each audience of an approval: a person or a role that may see it. The rows may show too
+much, so the list also asks the viewer about each record.
 """
 
 from __future__ import annotations
@@ -35,6 +35,18 @@ def may_see_approval(who: Identity, record: ApprovalRecord) -> bool:
     if who.grant is not None and not who.may_see_runs_of(record.user_id):
         return False  # a stream token may see only the users that it names
     return any(may_see(record, decider) for decider in _deciders(who, record))
+
+
+def sees_whole(who: Identity, record: ApprovalRecord) -> bool:
+    """Return whether the caller sees what redactions mask for others: who decides sees what the
+    decision is about."""
+    if record.masked_items is None or who.has_scope("pii"):
+        return True
+    return any(
+        may_decide(record, decider) is None
+        or any(voter_of(record, decider) == vote.by for vote in record.votes)
+        for decider in _deciders(who, record)
+    )
 
 
 def may_vote_on(who: Identity, record: ApprovalRecord) -> bool:

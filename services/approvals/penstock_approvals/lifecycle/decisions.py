@@ -17,7 +17,7 @@ import orjson
 
 from penstock import telemetry
 from penstock.budgets.admission import CurrentBudgets
-from penstock.bus import Bus, Stored
+from penstock.bus import Bus, Stored, masking
 from penstock.bus.records.approvals import (
     ApprovalRecord,
     Decider,
@@ -131,7 +131,7 @@ class Approvals:
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
         match body["event"]:
             case {"category": "approval", "action": "requested"}:
-                await self._on_requested(body, stored.headers.get("traceparent"))
+                await self._on_requested(stored, body)
             case {"category": "approval", "action": "withdrawn"}:
                 await self._ends.withdraw_for_workflow(body["data"])
             case {"category": "system"}:
@@ -146,7 +146,7 @@ class Approvals:
         asked before.
         """
         body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
-        await self._on_requested(body, stored.headers.get("traceparent"), again=True)
+        await self._on_requested(stored, body, again=True)
 
     async def on_due(self, approval_id: str) -> None:
         """Record and announce each escalation and reminder whose time has come, or the end of an
@@ -200,11 +200,15 @@ class Approvals:
             log.info(text, record.run_id, record.approval_id, record.on_deadline)
 
     async def _on_requested(
-        self, body: dict[str, object], traceparent: str | None, *, again: bool = False
+        self, stored: Stored, masked: dict[str, Any], *, again: bool = False
     ) -> None:
-        """Record the request with the policy's ruling; then ask people, or send the decision."""
+        """Record the request with the policy's ruling; then ask people, or send the decision.
+
+        People decide about what the agent asks for. `masked` is the event as others get it.
+        """
+        opened = await objects.unwrapped(self._bus, stored)
+        body = orjson.loads(masking.whole(opened))
         data = body["data"]
-        assert isinstance(data, dict)
         run_id, approval_id = str(body["run_id"]), data["approval_id"]
         run = await self._run(run_id)
         if run.erasure is not None:
@@ -220,9 +224,10 @@ class Approvals:
             digest=data["digest"],
             target=run.target,
             items=data["items"],
+            masked_items=masked["data"]["items"] if run.masked or opened.unmasked else None,
             requested_at=str(body["timestamp"]),
             updated_at=str(body["timestamp"]),
-            traceparent=traceparent,
+            traceparent=stored.headers.get("traceparent"),
         )
         if record.is_of_workflow:
             record.step_need = int(data.get("deciders_required") or 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from penstock.bus import Bus, ObjectGone, Stored
+from penstock.bus import Bus, ObjectGone, Stored, masking
 from penstock.bus.read import direct
 from penstock.bus.records.approvals import ApprovalRecord, Decided, Decision
 from penstock.bus.records.runs import ENDED, RunRecord
@@ -131,7 +131,7 @@ class Restore:
         found = None
         pattern = event(type_, run_id)
         async for stored in direct.replay(self._bus, events_for(run_id), pattern):
-            body = orjson.loads(await objects.unwrap(self._bus, stored.payload))
+            body = orjson.loads(masking.whole(await objects.unwrapped(self._bus, stored)))
             if body["data"]["approval_id"] == approval_id:
                 found = stored, body
         return found

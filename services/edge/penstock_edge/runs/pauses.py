@@ -204,14 +204,14 @@ def approval_of(approvals: Sequence[OpenApproval], ids: Sequence[str]) -> OpenAp
 
 
 async def open_approvals(
-    bus: Bus, caller: str, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
+    bus: Bus, who: Identity, root: RunRecord, fits: Callable[[list[OpenApproval]], bool]
 ) -> list[OpenApproval]:
     """Return the open approvals of a workflow's run, the oldest first. This function waits for
     approvals that `fits` accepts, for the same reason as `pause_of`."""
-    return await look_until(caller, lambda: _open_approvals(bus, root), fits)
+    return await look_until(who.user_id, lambda: _open_approvals(bus, who, root), fits)
 
 
-async def _open_approvals(bus: Bus, root: RunRecord) -> list[OpenApproval]:
+async def _open_approvals(bus: Bus, who: Identity, root: RunRecord) -> list[OpenApproval]:
     asked: dict[str, None] = {}
     async for stored in _approval_events(bus, root):
         data = orjson.loads(await unwrap(bus, stored.payload))["data"]
@@ -221,7 +221,7 @@ async def _open_approvals(bus: Bus, root: RunRecord) -> list[OpenApproval]:
             asked.pop(data.get("approval_id"), None)
     records = await asyncio.gather(*(approval_record(bus, approval_id) for approval_id in asked))
     return [
-        _as_seen(record, root.run_id)
+        _as_seen(record, record.items_for(who.scopes), root.run_id)
         for record in records
         if record is not None and record.status == "pending"
     ]
@@ -241,15 +241,15 @@ async def _approval_events(bus: Bus, root: RunRecord) -> AsyncIterator[Stored]:
                 yield stored
 
 
-def _as_seen(record: ApprovalRecord, root: str) -> OpenApproval:
+def _as_seen(record: ApprovalRecord, items: list[dict[str, Any]], root: str) -> OpenApproval:
     if record.run_id == root:
-        return OpenApproval(record, record.items, {})
-    short = {item["tool_call_id"]: item["item_id"] for item in record.items if _is_call(item)}
+        return OpenApproval(record, items, {})
+    short = {item["tool_call_id"]: item["item_id"] for item in items if _is_call(item)}
     items = [
         {**item, "tool_call_id": f"{record.run_id}/{item['tool_call_id']}"}
         if _is_call(item)
         else item
-        for item in record.items
+        for item in items
     ]
     return OpenApproval(record, items, short)
 

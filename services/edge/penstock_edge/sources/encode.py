@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Final
 
 from penstock.bus import Bus, BusError, ObjectGone, Stored, subjects
 from penstock.bus.messages import SEQUENCE, Unreadable
 from penstock.bus.streams import events_for
-from penstock.bus.write.objects import is_reference, unwrap
+from penstock.bus.write.objects import is_reference, unwrapped
 from penstock.log_fields import run_of
 from penstock_edge.sources.history import History
 from penstock_edge.views.cursor import StreamSequence
@@ -104,10 +103,10 @@ async def _fold(bus: Bus, encoding: Encoding, upto: Stored, start: StreamSequenc
 
 
 async def with_object(bus: Bus, stored: Stored) -> Stored:
-    """Return the message with its payload from the object store. Raises BusError, ObjectGone."""
+    """Return the event with its payload from the object store. Raises BusError, ObjectGone."""
     for _ in range(OBJECT_TRIES - 1):
         try:
-            return replace(stored, payload=await unwrap(bus, stored.payload))
+            return await unwrapped(bus, stored)
         except BusError:
             await asyncio.sleep(OBJECT_RETRY_S)
-    return replace(stored, payload=await unwrap(bus, stored.payload))
+    return await unwrapped(bus, stored)

@@ -115,7 +115,7 @@ class LargeEvents:
         id>.<sequence>`, so a subscriber cannot request them."""
         kept = self._kept.get(name)
         if kept is None:
-            kept = await objects.unwrap(self._bus, objects.reference(name))
+            kept = await objects.unwrap(self._bus, objects.reference(name), whole=True)
             if self._bus.content.masters:
                 keys, _ = await self._bus.content.stored_keys(run_id)
                 if keys.key is not None:

@@ -11,13 +11,16 @@ from typing import Any, Final
 import orjson
 
 from penstock.bus import Bus
+from penstock.bus.masking import whole
 from penstock.bus.read.direct import read
 from penstock.bus.records.runs import RunRecord
 from penstock.bus.streams import events_for
 from penstock.bus.subjects import events_of_run
-from penstock.bus.write.objects import unwrap
+from penstock.bus.write.objects import unwrapped
+from penstock.web.auth import Identity
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.history import BATCH, MAX_READ_BYTES
+from penstock_edge.views.audience import PII
 from penstock_edge.views.erased import erased_events
 from penstock_edge.views.items import type_of
 
@@ -74,14 +77,18 @@ async def read_run(
     turn: Turn,
     take: Take | None = None,
     dialect: str = "canonical",
+    *,
+    who: Identity,
 ) -> list[dict[str, Any]]:
     """Return the run's events in order; only the first ones if the allowance does not suffice. Each
     batch is read within one `turn`, so that other users do not wait for long. If `take` is given,
     it gets the type and the body of each event, within the turn, and the list is empty. What the
-    record says has happened is among the events, unless NATS has lost it. Of a run whose content
+    record says has happened is among the events, unless NATS has lost it. What redactions mask is
+    masked, unless the caller `who` has the scope `pii`. Of a run whose content
     was erased, the events are those of `dialect`. Raise ObjectGone if the payload of an event has
     expired."""
     events: list[dict[str, Any]] = []
+    sees_all = who.has_scope(PII)
     if run.erasure is not None:
         for event in erased_events(run, run.erasure, dialect):
             if take is None:
@@ -95,7 +102,8 @@ async def read_run(
         async with turn():
             found, pending = await read(bus, stream, pattern, start, BATCH, MAX_READ_BYTES)
             for stored in found:
-                body = await unwrap(bus, stored.payload)
+                opened = await unwrapped(bus, stored)
+                body = whole(opened) if sees_all else opened.payload
                 allowance.spend(1, len(body))
                 event = orjson.loads(body)
                 last = event["sequence"]

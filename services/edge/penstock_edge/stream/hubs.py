@@ -9,6 +9,7 @@ from penstock.bus import Bus, Loss
 from penstock.bus.records.runs import RunRecord
 from penstock.runs.start import frames_refused
 from penstock.telemetry import CLIENTS, RESUMES
+from penstock.web.auth.identity import NOBODY, Identity
 from penstock.web.read_scheduler import ReadScheduler
 from penstock_edge.settings import EdgeSettings
 from penstock_edge.sources.locate import StartPosition
@@ -17,6 +18,7 @@ from penstock_edge.stream.flushes import SLICE, Flushes
 from penstock_edge.stream.hub import Hub
 from penstock_edge.stream.open_streams import OpenStreams, check_period_s
 from penstock_edge.stream.ring import RingBudget
+from penstock_edge.views.audience import PII, seen_by
 from penstock_edge.views.erased import ERASED
 from penstock_edge.views.view import ManyRuns, RunEvents, RunTree, View
 
@@ -39,13 +41,16 @@ class Hubs:
         self._clients: dict[Hub, set[Client]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    async def join(self, view: View, start: StartPosition) -> Client:
-        """Return a new client of a view. Raises Problem 409 for the source frames of a run with
-        redactions: whoever reads them comes through here."""
+    async def join(self, view: View, start: StartPosition, who: Identity = NOBODY) -> Client:
+        """Return a new client of a view, for this caller. Raises Problem 409 for the source frames
+        of a run with redactions, unless these only mask what the caller may read: whoever reads
+        frames comes through here."""
         if view.reads_frames:
             record = await self._bus.bucket("runs").load(view.run_id, RunRecord)
-            if record is not None and record.redactions is not None:
+            only_masked = record is not None and record.masked == "all" and who.has_scope(PII)
+            if record is not None and record.redactions is not None and not only_masked:
                 raise frames_refused(record.redactions)
+        view = seen_by(who, view)
         if start.erased:
             # The hub of the run before its erasure has its content.
             view = replace(view, key=(*view.key, ERASED))

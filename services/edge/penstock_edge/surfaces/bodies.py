@@ -17,6 +17,7 @@ from penstock_edge.sources.locate import StartPosition
 from penstock_edge.stream.responses.pages import MAX_PAGE, NO_END, page
 from penstock_edge.surfaces.errors import InvalidBody, body_error, invalid
 from penstock_edge.surfaces.query import number
+from penstock_edge.views.audience import seen_by
 from penstock_edge.views.view import Source, View
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -43,8 +44,8 @@ async def page_of(
 ) -> dict[str, Any]:
     """Return the page of the size that the request names, as `pages.page` does."""
     limit = number(request.query_params.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-    turn = edge.turns.for_caller(identity_of(request.scope))
-    allowance = edge.allowance()
+    who, allowance = identity_of(request.scope), edge.allowance()
+    view, turn = seen_by(who, view), edge.turns.for_caller(who)
     return await page(edge.bus, view, position, limit, allowance, turn, source=source, end=end)
 
 

@@ -22,7 +22,7 @@ from penstock.bus.streams import events_for
 from penstock.bus.subjects import event, events_of_run, shard_of
 from penstock.bus.write.objects import unwrap
 from penstock.dialects.answers import UnclearAnswer, decided
-from penstock.dialects.approvals import parse_question_id
+from penstock.dialects.approvals import CONFIRMATIONS, parse_question_id
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.decide import forward_decision
 from penstock.runs.start import Start, Started
@@ -39,6 +39,7 @@ from penstock_edge.sources.locate import StartPosition, lifecycle_of, locate, st
 from penstock_edge.sources.read_run import Allowance, request_allowance
 from penstock_edge.stream.responses.pages import NO_END
 from penstock_edge.surfaces.errors import shortened
+from penstock_edge.views.audience import seen_by
 from penstock_edge.views.cursor import Cursor
 from penstock_edge.views.encoded_leg import PAUSED, E, LegForm, WholeLeg
 from penstock_edge.views.items import type_of
@@ -333,6 +334,7 @@ async def read_stored(
     whole = WholeLeg(form.encoder().encoder, lambda _: b"")
     form = replace(form, encoder=lambda: whole)
     view, position = await located(edge, record, form, None, leg, replays=True)
+    view = seen_by(who, view)
     encoding, last = view.encoding(), 0
     for stored in position.erased:
         await encode(edge.bus, view, encoding, stored)
@@ -377,6 +379,7 @@ async def decide(
     earlier answer. BusError: an answer was not sent. A repeat with the same `key` decides once."""
     for answer in reply.answers:
         approval = answer.approval
+        _require_seen(who, answer)
         request = DecideRequest(
             decider=decider_of(who, surface, user_id),
             # The client has seen only the event approval.requested, not later edits of the items.
@@ -388,3 +391,23 @@ async def decide(
             idempotency_key=key,
         )
         await forward_decision(edge.bus, approval.approval_id, request)
+
+
+def _require_seen(who: Identity, answer: Answer) -> None:
+    """Refuse changed arguments of who has seen only masked ones: the call would run with tokens
+    such as `[EMAIL_1]` in them."""
+    approval = answer.approval
+    whole = {item["item_id"]: item for item in approval.items}
+    for seen in approval.items_for(who.scopes):
+        item = whole.get(seen["item_id"], seen)
+        if seen.get("args") == item.get("args") or item["kind"] not in CONFIRMATIONS:
+            continue
+        for each in answer.items:
+            changes = each.value is not None or each.args is not None
+            if each.item_id == item["item_id"] and changes:
+                raise Problem(
+                    422,
+                    f"item {each.item_id}: you see its arguments masked, so approve or reject it "
+                    "without changes, or change them by POST /v1/approvals/{id}/decision",
+                    code="masked",
+                )

@@ -89,6 +89,8 @@ class WholeText:
     redactor: Redactor
     is_json: bool
     _pieces: list[str] = field(default_factory=list)
+    held: str = field(default="", init=False)  # checked texts are not kept
+    is_in_match: bool = field(default=False, init=False)
 
     def feed(self, piece: str) -> str:
         self._pieces.append(piece)

@@ -9,6 +9,7 @@ from typing import Final
 
 import orjson
 
+from penstock.bus import masking
 from penstock.dialects.base import Draft, JsonObject
 from penstock.redaction import redacted_value
 
@@ -102,6 +103,9 @@ def canonical_event(
         body["subrun"] = draft.subrun
     if draft.redactions:
         body["redactions"] = draft.redactions
+    if draft.clear is not None:
+        clear = redacted(draft.type, draft.clear, facts.get("hosts", ()))
+        body = masking.with_both(body, clear)
     try:
         encoded = orjson.dumps(body)
     except orjson.JSONEncodeError as error:

@@ -3,11 +3,15 @@
 A text that comes in pieces, such as a message, is held back from where a match may have begun until
 its next pieces decide it, or until the text ends; in a run with a checker, always until it ends.
 All other events come whole.
+
+Rules with `where: egress` are applied to what the others have left, and the drafts then have both
+forms of their data (see `penstock.bus.masking`). Both forms of a text have their borders at the
+same places, at which no match is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
@@ -17,7 +21,7 @@ from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS
 from penstock.dialects.base import Draft, JsonObject, Pause, PauseItem, cut_off
 from penstock.events import TERMINAL
 from penstock.redactions.json_text import JsonScanner
-from penstock.redactions.scanner import Redactor, Scanner, redactor_of
+from penstock.redactions.scanner import Redactor, Scanner, redactor_of, rules_where
 from penstock_normalizer.fold.checking import CheckedRedactor, Question, WholeText, whole_json
 
 # The fields of `data` that say what an event is and what it belongs to. They are no content: ids
@@ -85,6 +89,12 @@ Asked: TypeAlias = Question | Wait
 
 
 class _Searching(Protocol):
+    @property
+    def held(self) -> str: ...
+
+    @property
+    def is_in_match(self) -> bool: ...
+
     def feed(self, piece: str) -> str: ...
 
     def flush(self) -> str: ...
@@ -92,11 +102,27 @@ class _Searching(Protocol):
 
 @dataclass(slots=True)
 class _OpenText:
-    """A text whose end has not come; `last` is the draft with its last piece in `field`."""
+    """A text whose end has not come; `last` is the draft with its last piece, in the field
+    `name`."""
 
     scanner: _Searching
     last: Draft
-    field: str
+    name: str
+    # Of a text that is kept: what is decided, and the text as it came, of which no event has
+    # anything yet.
+    decided: str = ""
+    clear: str = ""
+    found: list[JsonObject] = field(default_factory=list)  # what no event has told yet
+
+    def take(self) -> tuple[str, str]:
+        """Return what the next event has of a text that is kept, in both forms."""
+        held = self.scanner.held
+        # Of JSON, what is held back may be written in another way than it came. Then this event has
+        # a little more of the JSON as it came.
+        end = len(self.clear) - (len(held) if self.clear.endswith(held) else 0)
+        both = self.decided, self.clear[:end]
+        self.decided, self.clear = "", self.clear[end:]
+        return both
 
 
 @dataclass(slots=True)
@@ -107,19 +133,31 @@ class RunRedactions:
     version: int  # of the operator's document
     # whether requests for approvals come whole, as from a workflow; others are made by `pause`
     _has_requests: bool
+    _then: RunRedactions | None = None  # those with `where: egress`
+    _keeps: bool = False  # whether drafts keep their data as they came
     _open: dict[_Key, _OpenText] = field(default_factory=dict)
     _searched: int = 0  # characters in this turn, about
     _is_long: bool = False  # whether the present search takes long
 
     @classmethod
     def of(cls, run_id: str, redactions: Mapping[str, Any], *, is_workflow: bool) -> RunRedactions:
+        version, rules = redactions["version"], redactions["rules"]
+        masks = None
+        if later := rules_where(rules, "egress"):
+            redactor = redactor_of(run_id, {"rules": later})
+            masks = cls(redactor, version, _has_requests=True, _keeps=True)
+            redactions = {**redactions, "rules": rules_where(rules, "ingest")}
+            if not redactions["rules"] and "check" not in redactions:
+                return masks
         if is_workflow:
             redactions = _without_review(redactions)
         redactor = redactor_of(run_id, redactions)
         if (check := redactions.get("check")) is not None:
             fails_closed = check["on_failure"] == "closed"
             redactor = CheckedRedactor(redactor.rules, run_id, fails_closed=fails_closed)
-        return cls(redactor, redactions["version"], is_workflow)
+        if masks is not None:
+            masks.redactor.number_as(redactor)
+        return cls(redactor, version, is_workflow, masks)
 
     @property
     def asks(self) -> bool:
@@ -132,6 +170,18 @@ class RunRedactions:
         If something in it blocks the run, `take_blocked` says so afterwards. A message is then
         yielded up to there, and any other draft not at all.
         """
+        if self._then is None:
+            return self._applied(draft)
+        return self._masked(self._then, draft)
+
+    def _masked(self, masks: RunRedactions, draft: Draft) -> Iterator[Draft | Asked]:
+        for each in self._applied(draft):
+            if isinstance(each, Draft):
+                yield from masks.apply(each)
+            else:
+                yield each
+
+    def _applied(self, draft: Draft) -> Iterator[Draft | Asked]:
         if (wait := self._wait_before(draft.data)) is not None:
             yield wait
         yield from self._texts_ended_by(draft)
@@ -152,7 +202,10 @@ class RunRedactions:
 
     def pause(self, pause: Pause) -> Generator[Asked, None, tuple[Pause, list[JsonObject]]]:
         """Return what people are asked, and what was taken out of it. The answer to an item that
-        was changed cannot change its arguments: the agent server would get what people see."""
+        was changed cannot change its arguments: the agent server would get what people see. Who
+        decides sees what others get masked, so that is done to the request later."""
+        if self._keeps:
+            return pause, []
         if (wait := self._wait_before([asdict(item) for item in pause.items])) is not None:
             yield wait
         items = yield from self._answered(lambda: [self._item(item) for item in pause.items])
@@ -162,7 +215,8 @@ class RunRedactions:
         """Return the message of the start without a match at its end that has been cut off."""
         if len(message) < MAX_SHOWN_CHARACTERS:
             return message
-        return self.redactor.without_open_end(message)
+        message = self.redactor.without_open_end(message)
+        return message if self._then is None else self._then.redactor.without_open_end(message)
 
     def shown(self, text: str) -> Generator[Asked, None, str]:
         """Return a text of the run as its record shows it. An event has the same text, and counts
@@ -172,7 +226,7 @@ class RunRedactions:
         clean = yield from self._answered(partial(self.redactor.text, text))
         self.redactor.take_found()
         self.take_blocked()
-        return clean
+        return clean if self._then is None else (yield from self._then.shown(clean))
 
     def take_blocked(self) -> str | None:
         kind, self.redactor.blocked = self.redactor.blocked, None
@@ -247,17 +301,22 @@ class RunRedactions:
             return
         for key in ended:
             text = self._open.pop(key)
-            if rest := (yield from self._answered(text.scanner.flush)):
-                data = {**text.last.data, text.field: rest}
-                data.pop("title", None)
-                found = self._found(text.field)
-                yield replace(text.last, data=data, redactions=found)
+            text.decided += yield from self._answered(text.scanner.flush)
+            if text.decided or text.clear:
+                last = {name: value for name, value in text.last.data.items() if name != "title"}
+                data = {**last, text.name: text.decided}
+                clear = {**(text.last.clear or last), text.name: text.clear}
+                clear.pop("title", None)
+                made = replace(text.last, redactions=())
+                found = text.found + self._found(text.name)
+                yield self._made(made, data, found, clear)
 
     def _piece(
         self, draft: Draft, pieces: _Pieces, path: str, name: str
     ) -> Iterator[Draft | Asked]:
         key = draft.type, str(draft.data[pieces.owner]), path
         found: list[JsonObject] = []
+        as_came = draft.data
         for each in ("title", "path"):
             if (whole := draft.data.get(each)) is not None:
                 clean = yield from self._answered(partial(self.redactor.text, whole))
@@ -273,9 +332,19 @@ class RunRedactions:
         if is_last:
             del self._open[key]
             decided += yield from self._answered(text.scanner.flush)
-        found += self._found(name)
+        text.found += self._found(name)
+        clear = ""
+        if self._keeps:
+            text.last = replace(draft, clear=as_came)
+            text.decided += decided
+            text.clear += as_came[name]
+            # The rest of a match has no text in the masked form, so it comes with the match.
+            is_whole = is_last or (text.decided and not text.scanner.is_in_match)
+            decided, clear = text.take() if is_whole else ("", "")
         if decided or is_last or "title" in draft.data:
-            yield replace(draft, data={**draft.data, name: decided}, redactions=found)
+            found, text.found = found + text.found, []
+            data = {**draft.data, name: decided}
+            yield self._made(draft, data, found, {**as_came, name: clear})
 
     def _searching(self, *, is_json: bool) -> _Searching:
         if self.asks:
@@ -285,7 +354,7 @@ class RunRedactions:
     def _whole(self, draft: Draft) -> Iterator[Draft | Asked]:
         data, found = yield from self._answered(partial(self._fields, draft))
         if self.redactor.blocked is None:
-            yield replace(draft, data=data, redactions=found)
+            yield self._made(draft, data, found, draft.data)
         elif draft.type == _MESSAGE_END:
             yield from self._cut(draft)
         elif draft.type == _START:  # every run begins with this event
@@ -353,6 +422,15 @@ class RunRedactions:
         data = {name: draft.data[name] for name in ("message_id", "role")} | {"content": content}
         data |= cut_off("a redaction has stopped the run")
         yield replace(draft, data=data, redactions=self._found("content"))
+
+    def _made(
+        self, draft: Draft, data: JsonObject, found: Sequence[JsonObject], clear: JsonObject
+    ) -> Draft:
+        """Return the draft with other data; of a draft that is kept, with both forms."""
+        redactions = [*draft.redactions, *found]
+        if not self._keeps or data == clear:
+            return replace(draft, data=data, redactions=redactions, clear=None)
+        return replace(draft, data=data, redactions=redactions, clear=clear)
 
     def _found(self, name: str) -> list[JsonObject]:
         return [

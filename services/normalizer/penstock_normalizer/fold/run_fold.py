@@ -551,6 +551,8 @@ class RunFold:
         if draft.type == USAGE or cost is not None:
             # A cost that an agent's author has put into a custom event does not count.
             draft.data = {**draft.data, "cost": cost}
+            if draft.clear is not None:
+                draft.clear = {**draft.clear, "cost": cost}
 
     def _placed_instead(self, draft: Draft, text: str) -> CanonicalEvent:
         if draft.type in TERMINAL:

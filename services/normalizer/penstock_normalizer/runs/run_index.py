@@ -16,6 +16,7 @@ from penstock.bus.connection.retry import with_retries
 from penstock.bus.records.runs import ENDED, RunRecord, RunStatus
 from penstock.bus.write import objects
 from penstock.dialects.base import JsonObject
+from penstock.redactions.scanner import masked_by
 from penstock.tracing import spans
 from penstock_normalizer.fold.envelope import CanonicalEvent
 from penstock_normalizer.fold.run_fold import RunFold
@@ -172,6 +173,7 @@ def _new_record(run_id: str, fold: RunFold, event: CanonicalEvent) -> RunRecord:
         tenant=fold.facts.get("tenant"),
         message=fold.facts.get("message", "")[:200],
         redactions=(fold.facts.get("redactions") or {}).get("version"),
+        masked=masked_by(fold.facts.get("redactions")),
         created_at=event.timestamp,
         updated_at=event.timestamp,
         target="workflows" if fold.is_workflow else None,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from penstock import log_fields
-from penstock.bus import Bus, BusError, Retry, Stored, streams, subjects
+from penstock.bus import Bus, BusError, Retry, Stored, masking, streams, subjects
 from penstock.bus.records.approvals import ApprovalNews
 from penstock.bus.records.runs import CancelCommand, RunRecord, StartCommand
 from penstock.bus.state.run_trees import RunTrees
@@ -280,9 +280,22 @@ class MessageHandler:
 
     @_once
     async def event(self, stored: Stored, repeated: bool) -> None:
-        payload = await objects.unwrap(self._bus, stored.payload)
-        for run_id, cause in inputs_of_event(payload):
+        opened = await objects.unwrapped(self._bus, stored)
+        inputs = list(inputs_of_event(opened.payload))
+        if opened.unmasked is not None:
+            as_came = dict(inputs_of_event(masking.whole(opened)))
+            inputs = [
+                (run_id, as_came[run_id] if await self._is_masked(run_id) else cause)
+                for run_id, cause in inputs
+            ]
+        for run_id, cause in inputs:
             await self._decisions.take(run_id, cause, repeated=repeated)
+
+    async def _is_masked(self, run_id: str) -> bool:
+        """Return whether redactions mask what callers read of the workflow's run. Only then does it
+        get what they mask in the runs of its steps: everybody could read it in its own events."""
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        return record is not None and bool(record.masked)
 
     @_once
     async def awaited_event(self, stored: Stored, repeated: bool) -> None:

@@ -87,7 +87,8 @@ async def _opened(bus: Buckets, letter: DeadLetter) -> DeadLetter:
     await bus.jetstream.content.open(stored)
     if isinstance(stored.payload, Unreadable):
         raise CannotReplay(f"{stored.payload.error}; drop the letter, or restore the stream KEYS")
-    return letter.model_copy(update={"payload_base64": b64encode(stored.payload).decode()})
+    payload = stored.unmasked or stored.payload
+    return letter.model_copy(update={"payload_base64": b64encode(payload).decode()})
 
 
 async def _message(bus: Buckets, letter: DeadLetter) -> Message:

@@ -19,7 +19,7 @@ import orjson
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from penstock.bus import sealing, subjects
+from penstock.bus import masking, sealing, subjects
 from penstock.bus.connection.health import Health
 from penstock.bus.connection.incoming import Incoming
 from penstock.bus.connection.nats_client import Connection
@@ -36,6 +36,7 @@ from penstock.bus.messages import EXPECTED_SEQUENCE, Message, Stored, stored_s
 from penstock.bus.sealing import (
     FIRST_BYTES,
     KEY_BYTES,
+    OPENED,
     SEALED,
     KeyMissing,
     KeyUnknown,
@@ -124,11 +125,18 @@ class Content:
     # reading
 
     def open_now(self, stored: Stored, *, is_fresh: bool = False) -> bool:
-        """Open a message in place; return False if the key of its run must be read first.
+        """Open a message in place; return False if the key of its run must be read first. Of an
+        event with masks, the payload becomes the masked form.
 
         Content that cannot be opened becomes `Unreadable`, whose error every reader gets. With
         `is_fresh`, the key was just read. Otherwise a new key may have been made meanwhile.
         """
+        if not self._open(stored, is_fresh=is_fresh):
+            return False
+        masking.split(stored)
+        return True
+
+    def _open(self, stored: Stored, *, is_fresh: bool) -> bool:
         is_sealed = stored.payload[:FIRST_BYTES] in SEALED
         if stored.is_open or not (is_sealed or self.refuses_clear):
             return True
@@ -183,7 +191,7 @@ class Content:
         waiting = [
             stored
             for stored in messages
-            if (stored.payload[:FIRST_BYTES] in SEALED or self.refuses_clear)
+            if (stored.payload[:FIRST_BYTES] in OPENED or self.refuses_clear)
             and not self.open_now(stored)
         ]
         while waiting:

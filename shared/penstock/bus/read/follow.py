@@ -23,7 +23,7 @@ from penstock.bus.errors import BusError
 from penstock.bus.messages import Stored
 from penstock.bus.read.direct import last, read
 from penstock.bus.read.run_histories import histories
-from penstock.bus.sealing import FIRST_BYTES, SEALED
+from penstock.bus.sealing import FIRST_BYTES, OPENED
 from penstock.log_fields import run_of
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Follow:
         number = self._number_if_next(stored) if self._repair is None else None
         content = self._bus.jetstream.content
         if number is not None and (
-            (stored.payload[:FIRST_BYTES] not in SEALED and not content.refuses_clear)
+            (stored.payload[:FIRST_BYTES] not in OPENED and not content.refuses_clear)
             or content.open_now(stored)
         ):
             self._accept([stored], number)

@@ -12,7 +12,7 @@ from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.connection.retry import first_answer
 from penstock.bus.messages import Stored
 from penstock.bus.read.pull import HEARTBEAT_S, NANO, Delivery, PullLoop
-from penstock.bus.sealing import FIRST_BYTES, SEALED
+from penstock.bus.sealing import FIRST_BYTES, OPENED
 
 
 class Reader:
@@ -94,7 +94,7 @@ class Reader:
         stored = delivery.stored
         waits = self._pending or self._is_handling or delivery.consumer_sequence != self._expected
         content = self._jetstream.content
-        if not waits and (stored.payload[:FIRST_BYTES] in SEALED or content.refuses_clear):
+        if not waits and (stored.payload[:FIRST_BYTES] in OPENED or content.refuses_clear):
             waits = not content.open_now(stored)  # its key must be read first
         if not waits and self._take(stored):
             self._advance(delivery)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -222,6 +223,11 @@ class ApprovalRecord(Record):
         description="As in approval.requested. An answer over HTTP has `editable: false` also "
         "where the policy lets nobody change the arguments"
     )
+    masked_items: list[dict[str, Any]] | None = Field(
+        None,
+        description="In a run with redactions where callers read, the items as others get them "
+        "than those who decide. An answer over HTTP has them as `items`, or not at all",
+    )
     requested_at: str
     updated_at: str
     decision: Decision | None = None
@@ -254,6 +260,10 @@ class ApprovalRecord(Record):
     def span_context(self) -> str | None:
         """The trace context of the approval's span, in the run's trace; None without a trace."""
         return spans.of_approval(self.traceparent, self.run_id, self.approval_id)
+
+    def items_for(self, scopes: Collection[str]) -> list[dict[str, Any]]:
+        """Return the items as a caller with these scopes gets them in the run's events."""
+        return self.items if "pii" in scopes or not self.masked_items else self.masked_items
 
     @property
     def is_of_budget(self) -> bool:

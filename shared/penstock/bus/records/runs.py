@@ -215,7 +215,11 @@ class RunRecord(Record):
     redactions: int | None = Field(
         None,
         description="The version of the redactions that apply to the run's content; its source "
-        "frames are then shown to nobody",
+        "frames are then shown to nobody, unless all of them only mask it",
+    )
+    masked: Literal["all", "some"] | None = Field(
+        None,
+        description="Whether all or some of them only mask what callers without the scope pii read",
     )
     ancestors: list[str] | None = Field(
         None, description="The workflows' runs around the run, the outermost one first"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from penstock.bus import messages, streams, subjects
+from penstock.bus import masking, messages, streams, subjects
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import ObjectGone
 from penstock.bus.messages import Message, Stored, Unreadable
@@ -58,7 +58,9 @@ class DeadLetter(Record):
 
     @property
     def message(self) -> Stored:
-        return Stored(self.subject, self.sequence, self.headers, self.payload, self.delivered)
+        stored = Stored(self.subject, self.sequence, self.headers, self.payload, self.delivered)
+        masking.split(stored)
+        return stored
 
     @property
     def key(self) -> str:
@@ -102,7 +104,7 @@ class Letter:
 
 
 def letter_about(service: str, pod: str, stored: Stored, error: Exception) -> DeadLetter:
-    payload = stored.payload
+    payload = stored.unmasked or stored.payload
     if isinstance(payload, Unreadable):
         payload = payload.sealed
     return DeadLetter(

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from nats.errors import Error as NatsError
 
+from penstock.bus import masking
 from penstock.bus.connection.jetstream import HasJetStream
 from penstock.bus.errors import BusUnavailable, ObjectGone
-from penstock.bus.messages import REFERENCE, Unreadable, stored_s
+from penstock.bus.messages import REFERENCE, Stored, Unreadable, stored_s
 from penstock.bus.read import leader
 from penstock.bus.read.direct import replay
+from penstock.bus.subjects import is_run_id
 from penstock.bus.write.fence import MAX_MESSAGE_BYTES
 
 _BUCKET = "payloads"
@@ -80,9 +83,10 @@ def name_in(payload: bytes) -> str:
     return payload[len(REFERENCE) : -2].decode()
 
 
-async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
-    """Return the payload that was passed to `wrap`. Raises ObjectGone if the object, or a part of
-    the object, no longer exists, or if its content cannot be opened."""
+async def unwrap(bus: HasJetStream, payload: bytes, *, whole: bool = False) -> bytes:
+    """Return the payload that was passed to `wrap`; of an event with masks only the masked form,
+    unless `whole` asks for both. Raises ObjectGone if the object, or a part of the object, no
+    longer exists, or if its content cannot be opened."""
     if not is_reference(payload):
         return payload
     if isinstance(payload, Unreadable):
@@ -96,7 +100,8 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     content = b"".join([chunk.payload for chunk in chunks])
     if _digest(content) == info["digest"]:
         at_s = max(map(stored_s, chunks), default=0.0)
-        return await bus.jetstream.content.opened_object(name, content, at_s)
+        content = await bus.jetstream.content.opened_object(name, content, at_s)
+        return content if whole or not _is_event(name) else masking.masked(content)
     # The content that was read is incomplete or old, but the stored object may be complete: a
     # lagging replica may have answered, or another process may have just rewritten the object.
     filtered = {"subjects_filter": subject}
@@ -105,6 +110,21 @@ async def unwrap(bus: HasJetStream, payload: bytes) -> bytes:
     if has_all or await _info(bus, name) != info:
         raise BusUnavailable(f"the object {name} could not be read completely")
     raise ObjectGone(f"the object {name} is not complete (any more)")
+
+
+def _is_event(name: str) -> bool:
+    run_id, _, sequence = name.partition(".")
+    return is_run_id(run_id) and sequence.isdecimal()
+
+
+async def unwrapped(bus: HasJetStream, stored: Stored) -> Stored:
+    """Return an event with the payload that was passed to `wrap`, of which readers get the masked
+    form or `masking.whole`. Raises as `unwrap`."""
+    if not is_reference(stored.payload):
+        return stored
+    found = replace(stored, payload=await unwrap(bus, stored.payload, whole=True))
+    masking.split(found)
+    return found
 
 
 async def _info(bus: HasJetStream, name: str) -> dict[str, Any] | None:

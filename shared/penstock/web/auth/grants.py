@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 from penstock.web.problems import Problem
 
 Permission = Literal[
-    "start", "read", "raw", "decide", "automate", "workflow", "erase", "act-as", "administer"
+    "start", "read", "raw", "decide", "automate", "workflow", "erase", "pii", "act-as", "administer"
 ]
 
 SCOPES: Final = frozenset(get_args(Permission))

@@ -71,7 +71,7 @@ class Tasks(Handlers):
             return await self._answer(call, asked, values, stream=stream, at_once=at_once)
         record, leg = await self._start(call, asked, values)
         if stream:
-            return await edge.stream(leg.view(call.form()), leg.position)
+            return await edge.stream(leg.view(call.form()), leg.position, call.who)
         if at_once:
             return call.answer(call.response(task_of_record(record)))
         return await self._whole(call, leg, history)
@@ -274,14 +274,16 @@ class Tasks(Handlers):
         form = call.form()
         view, position = await legs.located(self._edge, record, form, after, leg, replays=replays)
         if after is not None:
-            return await self._edge.stream(view, position)
+            return await self._edge.stream(view, position, call.who)
         cursor = Cursor(last, LAST_FRAME) if last else None
         preface = call.frame(found.task(), str(cursor) if cursor else None)
-        client = await self._edge.hubs.join(view, replace(position, after=cursor, ended=False))
+        position = replace(position, after=cursor, ended=False)
+        client = await self._edge.hubs.join(view, position, call.who)
         return Prefaced(EventStream(client), preface)
 
     async def _whole(self, call: Call, leg: legs.Leg, history: int | None) -> ASGIApp:
-        client = await self._edge.hubs.join(leg.view(call.object_form(history)), leg.position)
+        view = leg.view(call.object_form(history))
+        client = await self._edge.hubs.join(view, leg.position, call.who)
         return SingleBody(client, shape=call.refused)
 
     async def _shown(self, call: Call, record: RunRecord, history: int | None = None) -> Response:

@@ -21,7 +21,7 @@ from penstock.bus.streams import events_of
 from penstock.bus.subjects import run_id_of, session_turn
 from penstock.events.catalogue import TERMINAL
 from penstock.runs.start import Start
-from penstock.web.auth import identity_of
+from penstock.web.auth import Identity, identity_of
 from penstock.web.bodies import read_json
 from penstock.web.operation import FLAG, TEXT, Operation, an_object, json, serves
 from penstock.web.problems import DETAIL, Problem
@@ -107,14 +107,14 @@ class Legacy:
         )
     )
     async def stream(self, request: Request) -> ASGIApp:
-        named = session_named_by(self._edge, request)
-        if (grant := identity_of(request).grant) is not None:
+        named, who = session_named_by(self._edge, request), identity_of(request)
+        if (grant := who.grant) is not None:
             grant.check_session(named.id)
         self._edge.streams.require_room(request.scope)
         after = cursor_of(request)
         found = await self._run_of(named, after)
         if found is not None:
-            return await self._follow(*found)
+            return await self._follow(*found, who)
         if after is not None:
             shard = await self._edge.starter.shards.of(named.user_id, named.id)
             await start_after(
@@ -124,19 +124,19 @@ class Legacy:
 
         async def begun() -> EventStream | None:
             found = await self._run_of(named, None)
-            return await self._follow(*found) if found is not None else None
+            return await self._follow(*found, who) if found is not None else None
 
         edge = self._edge
         return WaitingStream(
             edge.bus, session_turn(named.key), begun, edge.settings.keep_alive_s, edge.streams
         )
 
-    async def _follow(self, run_id: str, after: Cursor | None) -> EventStream:
+    async def _follow(self, run_id: str, after: Cursor | None, who: Identity) -> EventStream:
         edge = self._edge
         record = await record_of(edge.bus, run_id)
         tree = edge.tree(run_id) if is_workflow(record) else None
         view = legacy_view(run_id, tree)
-        return await edge.stream(view, await locate(edge.bus, view, after, record))
+        return await edge.stream(view, await locate(edge.bus, view, after, record), who)
 
     async def _run_of(
         self, named: NamedSession, after: Cursor | None

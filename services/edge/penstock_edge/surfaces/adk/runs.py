@@ -39,6 +39,7 @@ from penstock_edge.surfaces.legs import ItemAnswer, Leg, Reply, decide, first_le
 from penstock_edge.surfaces.parameters import STREAMED
 from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.views.audience import PII
 from penstock_edge.views.view import View
 
 SHOWN_CHARACTERS: Final = 2000
@@ -104,7 +105,8 @@ class Runs(Handlers):
     )
     async def stream(self, request: Request) -> ASGIApp:
         require_enabled(self._edge)
-        return await self._edge.stream(*await self._open(request, streams=True))
+        opened = await self._open(request, streams=True)
+        return await self._edge.stream(*opened, identity_of(request))
 
     @serves(
         leg_operation(
@@ -116,7 +118,8 @@ class Runs(Handlers):
     )
     async def collect(self, request: Request) -> ASGIApp:
         require_enabled(self._edge)
-        client = await self._edge.hubs.join(*await self._open(request, streams=False))
+        opened = await self._open(request, streams=False)
+        client = await self._edge.hubs.join(*opened, identity_of(request))
         return SingleBody(client, EventList(), DETAIL.response)
 
     async def _open(self, request: Request, *, streams: bool) -> tuple[View, StartPosition]:
@@ -164,6 +167,7 @@ class Runs(Handlers):
             input=asked.state_delta if isinstance(agent, WorkflowAgent) else None,
             body=body.decode() if is_native else None,
             when_busy=when_busy,
+            sees_pii=who.has_scope(PII),
         )
         return (await first_leg(self._edge, start, frames=is_native))[1]
 
@@ -245,9 +249,7 @@ class Runs(Handlers):
             return [by_id.get(approval_id) for approval_id, _ in ids]
 
         async for root in pauses.paused_runs(bus, who, session):
-            open_ = await open_approvals(
-                bus, who.user_id, root, lambda found: all(approvals_of(found))
-            )
+            open_ = await open_approvals(bus, who, root, lambda found: all(approvals_of(found)))
             approvals = approvals_of(open_)
             if not any(approvals):
                 continue

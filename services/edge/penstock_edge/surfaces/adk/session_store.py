@@ -22,6 +22,7 @@ from penstock.bus.subjects import session_key, session_turn
 from penstock.dialects.adk.encode import AdkEncoder
 from penstock.runs.start import list_run
 from penstock.settings import AgentConfig
+from penstock.web.auth import Identity
 from penstock.web.problems import Problem
 from penstock.web.read_scheduler import Turn
 from penstock_edge.sources.locate import lifecycle_of
@@ -71,7 +72,7 @@ class SessionStore:
             raise Problem(409, f"Session already exists: {named.id}")
         return _shown(named, record, ())
 
-    async def show(self, named: NamedSession, turn: Turn) -> dict[str, Any]:
+    async def show(self, named: NamedSession, who: Identity, turn: Turn) -> dict[str, Any]:
         """Include the events of its last runs, within the limits."""
         record = await self.get(named)
         if record is None:
@@ -81,7 +82,7 @@ class SessionStore:
         allowance = request_allowance()
         read: list[list[Any]] = []
         for run in reversed(runs):
-            events = await self._events(run, allowance, turn)
+            events = await self._events(run, who, allowance, turn)
             if allowance.is_spent and read:
                 break  # only a part of this run's events was read, so the run is left out
             read.append(events)
@@ -137,7 +138,9 @@ class SessionStore:
         if entry is not None and not SessionRecord.model_validate_json(entry.value).queue:
             await self._bucket.delete(named.key, entry.revision)
 
-    async def _events(self, run: RunRecord, allowance: Allowance, turn: Turn) -> list[Any]:
+    async def _events(
+        self, run: RunRecord, who: Identity, allowance: Allowance, turn: Turn
+    ) -> list[Any]:
         encoder = AdkEncoder()
         encoded: list[Any] = []
 
@@ -146,7 +149,7 @@ class SessionStore:
                 encoded.extend(_users_event(event))
             encoded.extend(orjson.loads(frame.data) for frame in encoder.feed(event))
 
-        await read_run(self._bus, run, allowance, turn, take, dialect="adk")
+        await read_run(self._bus, run, allowance, turn, take, dialect="adk", who=who)
         # Error frames have no author, and ADK does not keep them in a session.
         return [event for event in encoded if "author" in event]
 

@@ -32,6 +32,7 @@ from penstock_edge.surfaces.errors import (
     body_error,
     unaccepted_as_422,
 )
+from penstock_edge.views.audience import PII
 
 _NAMED: Final = (by.APP, by.USER_ID, by.APP_SESSION_ID)
 _SESSION: Final = {200: json("The session", OBJECT)}
@@ -87,8 +88,9 @@ class Sessions:
         named = await readable_by(self._edge, request)
         if named.agent.protocol == ADK:
             return relayed(await self._servers.ask("GET", named.agent, named.user_id, named.id))
+        who = identity_of(request)
         return json_response(
-            await self._sessions.show(named, self._edge.turns.for_caller(identity_of(request)))
+            await self._sessions.show(named, who, self._edge.turns.for_caller(who))
         )
 
     @serves(
@@ -221,9 +223,10 @@ async def readable_by(edge: Edge, request: Request) -> NamedSession:
     the ADK server knows nothing of these."""
     named = session_named_by(edge, request)
     if named.agent.protocol == ADK:
-        require(identity_of(request), "raw")
+        who = identity_of(request)
+        require(who, "raw")
         redactions = await edge.starter.redactions.in_force()
-        if redactions.names(named.agent.id):
+        if redactions.names(named.agent.id, sees_pii=who.has_scope(PII)):
             raise frames_refused(redactions.version)
         record = await edge.bus.bucket("sessions").load(named.key, SessionRecord)
         if record is not None and record.erased_at is not None:

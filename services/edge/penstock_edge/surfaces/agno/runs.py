@@ -59,6 +59,7 @@ from penstock_edge.surfaces.bodies import json_response, workflow_input
 from penstock_edge.surfaces.errors import shortened, unaccepted_as_422
 from penstock_edge.surfaces.query import when_busy_of
 from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.views.audience import PII
 from penstock_edge.views.items import type_of
 
 RAW: Final = "where the stream is that of an Agno agent, because its server's bytes are relayed"
@@ -161,6 +162,7 @@ class Runs(Handlers):
             # the request has no fields for the input of such an agent.
             input=given or None,
             when_busy=when_busy_of(request),
+            sees_pii=who.has_scope(PII),
         )
         started, leg = await legs.first_leg(edge, start, frames=native and asked.stream)
         if asked.returns_at_once:
@@ -169,7 +171,7 @@ class Runs(Handlers):
             answer = json_response({**accepted, "status": "PENDING"}, 202)
             answer.headers["penstock-run-id"] = record.run_id
             return answer
-        return await self._respond(agent, leg, stream=asked.stream)
+        return await self._respond(who, agent, leg, stream=asked.stream)
 
     @serves(
         *_of_each_kind(
@@ -203,7 +205,7 @@ class Runs(Handlers):
         reply = await find(who, record, answers)
         leg = await legs.next_leg(edge, reply, frames=is_native(agent) and asked.stream)
         await legs.decide(edge, who, "agno", reply, user_id=user_id)
-        return await self._respond(agent, leg, stream=asked.stream)
+        return await self._respond(who, agent, leg, stream=asked.stream)
 
     @serves(
         *_of_each_kind(
@@ -248,7 +250,7 @@ class Runs(Handlers):
         if status is None:
             place = await with_marker(edge.bus, view, place)
         # The stream is not told that the run has ended: with nothing left, it would answer 204.
-        stream = EventStream(await edge.hubs.join(view, place))
+        stream = EventStream(await edge.hubs.join(view, place, who))
         return Prefaced(stream, resumed.preface(run_id, status, after))
 
     @serves(
@@ -285,7 +287,8 @@ class Runs(Handlers):
         if approval.status != "pending":
             text = f"run {record.run_id} is not paused: its request was {approval.status}"
             raise Problem(409, text)
-        items = agno_answers.decided(approval.items, pause.shown, answers)
+        asked = approval.items_for(who.scopes)
+        items = agno_answers.decided(asked, pause.shown, answers)
         return legs.Reply([legs.Answer(approval, items)])
 
     async def _reply_in_tree(
@@ -293,7 +296,7 @@ class Runs(Handlers):
     ) -> legs.Reply:
         open_ = await open_approvals(
             self._edge.bus,
-            who.user_id,
+            who,
             root,
             lambda found: all(each.ran_before or approval_of(found, each.ids) for each in answers),
         )
@@ -311,15 +314,18 @@ class Runs(Handlers):
                 replies.append(legs.Answer(each.approval, items))
         return legs.Reply(replies, root)
 
-    async def _respond(self, agent: AgentConfig, leg: legs.Leg, *, stream: bool) -> ASGIApp:
+    async def _respond(
+        self, who: Identity, agent: AgentConfig, leg: legs.Leg, *, stream: bool
+    ) -> ASGIApp:
         edge, frames = self._edge, EdgeFrames(agent, leg.run_id)
         if not stream:
-            return SingleBody(await edge.hubs.join(leg.view(object_form(frames)), leg.position))
+            view = leg.view(object_form(frames))
+            return SingleBody(await edge.hubs.join(view, leg.position, who))
         if is_native(agent):
             view = upstream_leg_view(agent, leg.run_id, leg.number)
         else:
             view = leg.view(stream_form(frames))
-        return await edge.stream(view, leg.position)
+        return await edge.stream(view, leg.position, who)
 
     async def _status(self, record: RunRecord) -> str:
         # The record may be older than the event.

@@ -321,7 +321,9 @@ class Sessions(Handlers):
         turn = self._edge.turns.for_caller(who)
         outputs: dict[str, dict[str, Any]] = {}
         for record, agent in reversed(runs[-RUNS_READ:]):
-            events = await read_run(self._edge.bus, record, allowance, turn, dialect="agno")
+            events = await read_run(
+                self._edge.bus, record, allowance, turn, dialect="agno", who=who
+            )
             if allowance.is_spent:
                 break
             # If the run's first events have expired, the run is left out, because the run's record

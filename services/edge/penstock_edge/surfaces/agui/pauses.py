@@ -100,7 +100,7 @@ class AnsweredPauses:
             return any(approval_of(found, [item_id]) for item_id in ids)
 
         async for root in pauses.paused_runs(self.bus, self.who, self._thread):
-            open_ = await open_approvals(self.bus, self.who.user_id, root, fits)
+            open_ = await open_approvals(self.bus, self.who, root, fits)
             answers = [
                 ItemAnswer(approval.approval, root, Decided(**decision_of(item, message)))
                 for item_id, message in zip(ids, messages, strict=True)

@@ -106,7 +106,7 @@ class Runs(Handlers):
             prepare=lambda run_id: edge.agui_leg_ids.write(run_id, 1, asked.run_id),
         )
         _, leg = await first_leg(edge, start)
-        return await edge.stream(self._view(leg, asked), leg.position)
+        return await edge.stream(self._view(leg, asked), leg.position, who)
 
     async def _decide(self, who: Identity, asked: RunAgentInput, reply: Reply) -> ASGIApp:
         edge, names = self._edge, self._edge.agui_leg_ids
@@ -121,7 +121,7 @@ class Runs(Handlers):
         # A second request may have overwritten this request's runId before the approvals service
         # refused the second request's decision. So this request writes its runId again.
         await names.write(leg.run_id, leg.number, asked.run_id)
-        return await edge.stream(self._view(leg, asked), leg.position)
+        return await edge.stream(self._view(leg, asked), leg.position, who)
 
     def _view(self, leg: Leg, asked: RunAgentInput) -> View:
         audience = Audience(protocol_version=asked.protocol_version)

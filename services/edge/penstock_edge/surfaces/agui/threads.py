@@ -54,6 +54,7 @@ from penstock_edge.surfaces.query import cursor_of, switch, until_idle
 from penstock_edge.surfaces.session_start import SessionStart, ending, session_of
 from penstock_edge.surfaces.surface import Handlers
 from penstock_edge.views.agui import Audience, RunsInTurn, ThreadEncoding
+from penstock_edge.views.audience import encoding_for
 from penstock_edge.views.cursor import LAST_FRAME, Cursor
 from penstock_edge.views.framing import Framing, PageItems, Sse
 from penstock_edge.views.view import View
@@ -189,7 +190,7 @@ class Threads(Handlers):
     ) -> ASGIApp:
         edge = self._edge
         edge.streams.require_room(request.scope)
-        client = await edge.hubs.join(view, start.position)
+        client = await edge.hubs.join(view, start.position, identity_of(request))
         stream = Prefaced(EventStream(client, ended=start.position.ended), preface)
         return ending(stream, client, edge.bus, session, start)
 
@@ -204,7 +205,7 @@ class Threads(Handlers):
             return ()
 
         turns = RunsInTurn(self._edge.agui.encoders(audience), keep)
-        encoding = ThreadEncoding(turns, view.framing.event)
+        encoding = encoding_for(who, ThreadEncoding(turns, view.framing.event))
         turn = self._edge.turns.for_caller(who)
         history = History(bus, events_of(session.shard), source.patterns, 1, source.accepts, turn)
         while batch := await history.before(end):

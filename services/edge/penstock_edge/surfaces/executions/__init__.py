@@ -105,7 +105,7 @@ class TriggerAndCancel(Handlers):
         started, position = await begin(edge, start)
         record = started.record
         view = edge.view(record.run_id, "executions", children=is_workflow(record))
-        return await edge.stream(view, position)
+        return await edge.stream(view, position, who)
 
     @serves(
         Operation(

@@ -91,7 +91,7 @@ class Chat(Runs):
                 shown = ResponseId(record.run_id, legs.LegId(number))
                 form = chat_form(shown, body, look_up)
                 view, position = await legs.replay(edge, record, form, None, newest)
-                return await self.send(view, replace(position, ended=False), whole)
+                return await self.send(asked.who, view, replace(position, ended=False), whole)
         leg = None
         if response is None:
             response, leg = await self.start(asked, agent, message, session_id, body.metadata)

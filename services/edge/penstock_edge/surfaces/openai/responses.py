@@ -155,7 +155,8 @@ class Responses(Runs):
         if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 9):
             raise refused("starting_after", "must be the sequence_number of a frame")
         form = stream_form(response, int(after), is_workflow=is_workflow(record))
-        return await self._edge.stream(*await self.open(response, record, form, request))
+        opened = await self.open(response, record, form, request)
+        return await self._edge.stream(*opened, identity_of(request))
 
     @serves(
         _operation(

@@ -144,11 +144,15 @@ class Runs(Handlers):
         """Answer with a leg: with its stream, or at its end with the `body`. Without `leg`, it is
         the one that the response names."""
         if leg is not None:
-            return await self.send(leg.view(form), leg.position, body)
+            return await self.send(asked.who, leg.view(form), leg.position, body)
         record = await run_of(self._edge.bus, asked.who, response.run_id)
-        return await self.send(*await self.open(response, record, form, asked.request), body)
+        opened = await self.open(response, record, form, asked.request)
+        return await self.send(asked.who, *opened, body)
 
-    async def send(self, view: View, position: StartPosition, body: Json | None) -> ASGIApp:
+    async def send(
+        self, who: Identity, view: View, position: StartPosition, body: Json | None
+    ) -> ASGIApp:
         if body is None:
-            return await self._edge.stream(view, position)
-        return SingleBody(await self._edge.hubs.join(view, position), body, ERRORS.response)
+            return await self._edge.stream(view, position, who)
+        client = await self._edge.hubs.join(view, position, who)
+        return SingleBody(client, body, ERRORS.response)

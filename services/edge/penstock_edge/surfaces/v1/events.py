@@ -18,7 +18,7 @@ from penstock import sse
 from penstock.bus import Bus
 from penstock.bus.streams import events_of
 from penstock.events.catalogue import CATALOGUE
-from penstock.web.auth import identity_of
+from penstock.web.auth import Identity, identity_of
 from penstock.web.operation import TEXT, Operation, Parameter, a_list, serves
 from penstock.web.problems import Problem
 from penstock_edge.edge import Edge
@@ -47,6 +47,7 @@ from penstock_edge.surfaces.query import (
     wants_page,
 )
 from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.views.audience import seen_by
 from penstock_edge.views.cursor import BEFORE_ALL, Cursor, ShardCursor
 from penstock_edge.views.framing import PageItems, Sse
 
@@ -65,6 +66,7 @@ EVERYTHING: Final = "*.*"
 class Asked:
     """What a request asks for: the events, and where the client begins to read."""
 
+    who: Identity
     types: list[str]
     owners: frozenset[str] | None
     since: datetime | None
@@ -152,7 +154,7 @@ class EventsOfAllRuns(Handlers):
         name, saved = request.query_params.get("cursor"), None
         if name is not None and not wants_page(request):
             saved = await self._edge.cursors.open(caller, name)
-        return Asked(subjects or [EVERYTHING], caller.owners, since, after, saved)
+        return Asked(caller, subjects or [EVERYTHING], caller.owners, since, after, saved)
 
     async def _of_one_shard(self, asked: Asked, start: StartPosition, framing: Sse) -> ASGIApp:
         await self._begin(asked, str(start.after or ""))
@@ -191,7 +193,7 @@ class EventsOfAllRuns(Handlers):
         try:
             for shard, start in enumerate(starts):
                 view = self._edge.many.of_types(asked.types, asked.owners, framing, shard)
-                clients.append(await self._edge.hubs.join(view, start))
+                clients.append(await self._edge.hubs.join(view, start, asked.who))
         except BaseException:
             for client in clients:
                 client.leave()
@@ -209,10 +211,11 @@ class EventsOfAllRuns(Handlers):
         the first shards, however many pages a client reads."""
         edge, query = self._edge, request.query_params
         limit = number(query.get("limit"), "limit", MAX_PAGE, MAX_PAGE)
-        allowance, turn = edge.allowance(), edge.turns.for_caller(identity_of(request.scope))
+        allowance, turn = edge.allowance(), edge.turns.for_caller(asked.who)
 
         async def of_shard(shard: int, limit: int) -> dict[str, Any]:
             view = edge.many.of_types(asked.types, asked.owners, PageItems(), shard)
+            view = seen_by(asked.who, view)
             source = edge.many.types(asked.types, asked.owners, lambda batch: None, shard)
             start, end = starts[shard], now[shard].start
             return await page(edge.bus, view, start, limit, allowance, turn, source=source, end=end)

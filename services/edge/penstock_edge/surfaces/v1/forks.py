@@ -163,7 +163,8 @@ class Forks(Handlers):
         record = await run_of(edge.bus, who, request.path_params["run_id"])
         first = FirstRun(record, at)
         allowance = Allowance(EVENTS_READ, BYTES_READ, READ_S)
-        await read_run(edge.bus, record, allowance, edge.turns.for_caller(who), first.take)
+        turn = edge.turns.for_caller(who)
+        await read_run(edge.bus, record, allowance, turn, first.take, who=who)
         if first.state.first != 1:
             raise Problem(410, "the run's first events are no longer kept")
         if first.last < record.sequence and allowance.is_spent:

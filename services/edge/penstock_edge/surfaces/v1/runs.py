@@ -63,6 +63,7 @@ from penstock_edge.surfaces.query import (
     with_children,
 )
 from penstock_edge.surfaces.surface import Handlers
+from penstock_edge.views.audience import PII
 from penstock_edge.views.dialects import DIALECTS, RAW_DIALECT
 from penstock_edge.views.framing import PageItems, Sse
 from penstock_edge.views.run_state import RunState
@@ -179,6 +180,7 @@ class Runs(Handlers):
             when_busy=asked.when_busy,
             forked_from=asked.forked_from,
             tags=asked.tags,
+            sees_pii=who.has_scope(PII),
         )
         if not streams:
             started = await edge.starter.start(start)
@@ -188,7 +190,7 @@ class Runs(Handlers):
         view = edge.view(started.record.run_id, dialect, Sse(named), children=children)
         if not started.new:
             position = await locate(edge.bus, view, None)
-        return await edge.stream(view, position)
+        return await edge.stream(view, position, who)
 
     @serves(
         _runs(
@@ -350,7 +352,7 @@ class Runs(Handlers):
         if not as_page:
             if switch(request, "markers", default=False) and not place.ended:
                 place = await with_marker(edge.bus, view, place)
-            return await edge.stream(view, place)
+            return await edge.stream(view, place, who)
         if dialect == RAW_DIALECT:
             raise Problem(406, "raw bytes have no JSON pages; accept text/event-stream")
         return json_response(await page_of(edge, request, view, place))
@@ -390,7 +392,8 @@ class Runs(Handlers):
                 state.take(event_type, event)
 
         allowance = Allowance(at, BYTES_READ, READ_S)
-        await read_run(edge.bus, record, allowance, edge.turns.for_caller(who), take)
+        turn = edge.turns.for_caller(who)
+        await read_run(edge.bus, record, allowance, turn, take, who=who)
         if state.first > 1 or (state.at == 0 and record.sequence > 0):
             raise Problem(410, "the run's first events are no longer kept")
         wanted = at if "at" in request.query_params else max(at, record.sequence)

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 
 from penstock.bus.streams import events_of
 from penstock.dialects.encoders import CLIENT_DIALECTS
+from penstock.web.auth import identity_of
 from penstock.web.operation import Answer, Operation, serves
 from penstock.web.problems import Problem
 from penstock_edge.sources.locate import (
@@ -138,7 +139,8 @@ class SessionEvents(Handlers):
             position = await with_live_marker(
                 edge.bus, events_of(asked.session.shard), source.patterns(), position
             )
-        return await edge.hubs.join(self._view(asked, framing), position)
+        view = self._view(asked, framing)
+        return await edge.hubs.join(view, position, identity_of(request))
 
     async def _page(
         self, request: HTTPConnection, asked: StreamParameters, position: StartPosition

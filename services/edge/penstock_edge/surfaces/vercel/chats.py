@@ -95,7 +95,7 @@ class Chats(Handlers):
         reply = await reply_of(edge.bus, who, agent, chat.request.id, "messages", answers)
         leg = await next_leg(edge, reply)
         await decide(edge, who, VERCEL, reply, user_id=who.user_id)
-        return await edge.stream(leg.view(form), leg.position)
+        return await edge.stream(leg.view(form), leg.position, who)
 
     async def _start(
         self, who: Identity, agent: AgentConfig, chat: Chat, body: bytes, form: Form
@@ -117,8 +117,8 @@ class Chats(Handlers):
         )
         started, leg = await first_leg(edge, start)
         if not started.new:
-            return await edge.stream(*await replay(edge, started.record, form, None))
-        return await edge.stream(leg.view(form), leg.position)
+            return await edge.stream(*await replay(edge, started.record, form, None), who)
+        return await edge.stream(leg.view(form), leg.position, who)
 
     @serves(
         _chats(
@@ -140,7 +140,7 @@ class Chats(Handlers):
         if record is None:
             return Response(status_code=204)
         try:
-            return await edge.stream(*await replay(edge, record, form, after))
+            return await edge.stream(*await replay(edge, record, form, after), identity_of(request))
         except Problem as problem:
             if problem.status != 410 or after is not None:
                 raise
