@@ -464,6 +464,11 @@ def abandoned(body: bytes, plan: Plan, code: str = "upstream_lost") -> Evidence:
     return run
 
 
+def test_a_run_that_took_longer_than_its_agent_may_is_late() -> None:
+    found = check_run(abandoned(b"", plan(), "timeout"), HARM)
+    assert {(violation.check, violation.late) for violation in found} == {("outcome", True)}
+
+
 @pytest.mark.parametrize("code", ["upstream_lost", "outcome_unknown"])
 def test_what_agno_keeps_is_gone_on_with_and_not_given_up(code: str) -> None:
     run = abandoned(numbered(40), plan(), code)

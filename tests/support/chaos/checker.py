@@ -182,7 +182,8 @@ def _outcome(run: Evidence, harm: Harm) -> Iterator[str]:
         allowed.add("cancelled")
     if run.plan.decision == "none":
         allowed = allowed - {"completed"} | {"paused"}
-    word = str if has_ended(run) else Late
+    # The agent servers answer within seconds, so only on a slow machine `timeout_s` passes first.
+    word = str if has_ended(run) and outcome != "failed (timeout)" else Late
     if outcome not in allowed:
         last = run.events[-1]["data"] if run.events else None
         yield word(f"it is {outcome}: {last}")
