@@ -11,7 +11,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,7 +19,7 @@ import yaml
 
 from penstock_client import Client
 from support.drive.repository import ROOT
-from support.drive.waiting import eventually, wait_for
+from support.drive.waiting import eventually
 from support.real import node, servers
 from support.real.devtools import page_at
 from support.real.ports import free_port
@@ -44,13 +43,14 @@ http {{
     listen 127.0.0.1:{port};
     location /v1/ {{
       proxy_pass {server}; proxy_http_version 1.1; proxy_read_timeout 300s;
-      proxy_buffering on; {headers}
+      proxy_set_header Host $http_host; proxy_buffering on; {headers}
     }}
     location / {{ root {folder}/files; }}
   }}
 }}
 """
-# Each prints the run's id, and at last the numbers of all events; a run that asks is approved.
+# Each prints the run's id, a line when it has five events, and at last the numbers of all. A run
+# that asks is approved.
 PYTHON = """
 import json, sys
 from penstock_client import Client, Notice
@@ -62,6 +62,8 @@ with Client(sys.argv[1]) as client:
         if isinstance(event, Notice):
             continue
         seen.append(event.sequence)
+        if len(seen) == 5:
+            print("five events", flush=True)
         if event.type == "lifecycle.paused":
             client.decide(client.approval(event.data["approval_id"]), True)
 print(json.dumps(seen))
@@ -74,6 +76,7 @@ const follow = async (client, message, tell) => {
   for await (const event of run) {
     if (isNotice(event)) continue;
     seen.push(event.sequence);
+    if (seen.length === 5) tell("five events");
     if (isType(event, "lifecycle.paused")) {
       await client.decide(await client.approval(event.data.approval_id), true);
     }
@@ -90,9 +93,9 @@ console.log(JSON.stringify(seen));
 PAGE = f"""(async () => {{
   const {{ Client, isNotice, isType }} = await import("/client/index.js");
   {FOLLOW}
-  let runId = "";
-  const seen = await follow(new Client(), MESSAGE, (id) => (runId = id));
-  return [runId, seen];
+  const told = [];
+  const seen = await follow(new Client(), MESSAGE, (line) => told.push(line));
+  return [told[0], seen];
 }})()"""
 
 
@@ -150,14 +153,11 @@ async def begin(client: str, folder: Path, url: str, message: str) -> Process:
     return await asyncio.create_subprocess_exec(*command, url, message, cwd=folder, stdout=PIPE)
 
 
-def _has_begun(direct: Client, run_id: str) -> bool:
-    return bool(direct.record(run_id)["sequence"] > 5)
-
-
 async def ended(process: Process) -> list[int]:
     assert process.stdout is not None
     try:
-        found: list[int] = json.loads(await asyncio.wait_for(process.stdout.read(), 90))
+        lines = (await asyncio.wait_for(process.stdout.read(), 90)).splitlines()
+        found: list[int] = json.loads(lines[-1])
     finally:
         if process.returncode is None:
             process.kill()
@@ -207,23 +207,22 @@ async def test_a_run_is_whole_for_clients_that_slept_for_a_minute_meanwhile(
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(AsyncExitStack())
         await running.enter_async_context(nginx(tmp_path, penstock, url))
-        asleep = [await begin(each, tmp_path, url, "slow") for each in ("python", "node")]
+        asleep: list[tuple[Process, str]] = []
         with Client(penstock) as direct:
-            run_ids = []
-            for process in asleep:
+            for client in ("python", "node"):
+                process = await begin(client, tmp_path, url, "slow")
                 assert process.stdout is not None
-                run_ids.append((await process.stdout.readline()).decode().strip())
-            for run_id in run_ids:
-                wait_for(partial(_has_begun, direct, run_id), 30, "the first words")
-            for process in asleep:
+                run_id = (await process.stdout.readline()).decode().strip()
+                assert await process.stdout.readline() == b"five events\n"
                 process.send_signal(signal.SIGSTOP)
+                asleep.append((process, run_id))
             if way == "is lost":
                 await running.aclose()
                 await stack.enter_async_context(nginx(tmp_path, penstock, url))
             await asyncio.sleep(ASLEEP_S)  # how long they sleep is what is tried
-            for process in asleep:
+            for process, _ in asleep:
                 process.send_signal(signal.SIGCONT)
-            for process, run_id in zip(asleep, run_ids, strict=True):
+            for process, run_id in asleep:
                 seen = await ended(process)
                 record = direct.record(run_id)
                 assert (record["status"], record["sequence"]) == ("completed", len(seen))

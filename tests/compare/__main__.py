@@ -55,7 +55,8 @@ async def _try(rival: Rival, extent: Extent) -> dict[str, Any]:
     # Commands and names of runs are of this machine and this call.
     ours = ("command", "again", "faults", "moments")
     figures = {k: v for k, v in report.items() if k not in ours and not k.endswith("_names")}
-    about = {"date": datetime.date.today().isoformat(), "versions": versions(rival)}
+    load = round(os.getloadavg()[2], 1)
+    about = {"date": datetime.date.today().isoformat(), "versions": versions(rival), "load": load}
     return {**about, **figures, **({"conformance": _short(checked)} if checked else {})}
 
 

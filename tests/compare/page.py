@@ -81,7 +81,9 @@ def _section(rival: Rival, report: Report) -> str:
     lines = [f"## {rival.name[0].upper()}{rival.name[1:]}", ""]
     if "not shown" in report:
         return "\n".join([*lines, f"Not shown: {report['not shown']}", ""])
-    lines += [f"{report['versions']}.", "", f"```sh\n{rival.command}\n```", ""]
+    load = f"; load {report['load']} on two cores" if "load" in report else ""
+    tried = f"{report['versions']}{load}."
+    lines += [tried, "", f"```sh\n{rival.command}\n```", ""]
     if rival.beside is not None:
         lines += [f"Beside it, and not killed: `{rival.beside.command}`", ""]
     lines += [f"The client could ask for: {report['offers']}.", "", rival.design, ""]

@@ -40,6 +40,7 @@ class Rival:
     patience_s: float = 15.0  # that a run has after a restart
     beside: Beside | None = None
     url_of_beside: bool = False  # whether the clients use the server beside
+    programs: tuple[str, ...] = ()  # that it needs on the PATH
     conformance: tuple[str, ...] = ()  # of penstock-conformance, where it knows the protocol
     kept: str = ""  # how its design explains which statements it keeps
 
@@ -53,6 +54,12 @@ _ADK: Final = (
 _PENSTOCK: Final = (
     "{penstock} up --config {config} --port {port} --probe-port 0 --data {data}/penstock"
 )
+_AEGRA: Final = (
+    "cd {data} && cp -R {agents}/graphs/. . && PYTHONPATH={agents} "
+    "DATABASE_URL=postgresql://postgres@127.0.0.1:{database_port}/postgres "
+    "AEGRA_CONFIG=aegra.json {bin}/aegra serve --host 127.0.0.1 --port {port}"
+)
+_POSTGRES: Final = "{bin}/python {here}/database.py {database_port} {beside_port}"
 _AGNO_DESIGN: Final = (
     "A background run is a task of the process, and its events are buffered in memory. The "
     "database gets the run's state at certain points, so a run whose process was killed stays "
@@ -223,9 +230,8 @@ RIVALS: Final = (
         design=(
             "The development server keeps threads and runs in memory, and saves them to files "
             "every 10 s. After a kill, a run that began later is no longer known. A saved one is "
-            "carried out again: in a trial by hand, with a server killed right after a save, the "
-            "three effects of a run happened twice. LangGraph's platform uses Postgres and Redis "
-            "instead, and was not tried."
+            "carried out again, with its effects and words. LangGraph's platform uses Postgres and "
+            "Redis instead, and was not tried."
         ),
     ),
     Rival(
@@ -233,19 +239,35 @@ RIVALS: Final = (
         name="aegra",
         packages=("aegra-api", "langgraph"),
         environment="aegra",
-        command=(
-            "cd {data} && cp -R {agents}/graphs/. . && PYTHONPATH={agents} "
-            "DATABASE_URL=postgresql://postgres@127.0.0.1:{database_port}/postgres "
-            "AEGRA_CONFIG=aegra.json {bin}/aegra serve --host 127.0.0.1 --port {port}"
+        command=_AEGRA,
+        protocol="langgraph",
+        ready="/health",
+        beside=Beside(_POSTGRES, "/"),
+        design=(
+            "Postgres lives on, with the graph's checkpoints. Without Redis, a run is a task of "
+            "the process: after a kill, it stays `running`."
+        ),
+    ),
+    Rival(
+        id="aegra-redis",
+        name="aegra, with Redis",
+        packages=("aegra-api", "langgraph"),
+        environment="aegra",
+        command=_AEGRA.replace(
+            "DATABASE_URL",
+            "REDIS_BROKER_ENABLED=true REDIS_URL=redis://127.0.0.1:{redis_port} DATABASE_URL",
         ),
         protocol="langgraph",
         ready="/health",
-        beside=Beside("{bin}/python {here}/database.py {database_port} {beside_port}", "/"),
+        patience_s=60.0,  # a lease has 30 s
+        programs=("redis-server",),
+        beside=Beside(
+            "redis-server --port {redis_port} --save '' --dir {data}/beside & " + _POSTGRES, "/"
+        ),
         design=(
-            "Postgres lives on, with the graph's checkpoints. Without Redis, a run is a task of "
-            "the process: after a kill, it stays `running`. aegra's documentation says that crash "
-            "recovery needs Redis, with which a run's lease expires after 30 s and another worker "
-            "goes on; that was not tried."
+            "Postgres and Redis live on. aegra documents that the lease of a run expires after "
+            "30 s, after which another worker goes on from the last checkpoint. An effect after "
+            "this checkpoint is carried out again, and the words of an unfinished turn come again."
         ),
     ),
 )

@@ -42,9 +42,10 @@ class Extent:
 
 def lacking(rival: Rival) -> str | None:
     """Return why a server cannot be tried here, or None."""
-    if (VENVS / rival.environment / "bin" / "python").exists():
-        return None
-    return f"its environment is not there: `make compare` could not make {rival.environment}"
+    if not (VENVS / rival.environment / "bin" / "python").exists():
+        return f"its environment is not there: `make compare` could not make {rival.environment}"
+    absent = [each for each in rival.programs if shutil.which(each) is None]
+    return f"it needs {', '.join(absent)} on the PATH" if absent else None
 
 
 def versions(rival: Rival) -> str:
@@ -111,26 +112,24 @@ async def _beside(rival: Rival, folder: Path) -> AsyncIterator[dict[str, str]]:
     data = folder / "data"
     (data / "beside").mkdir(parents=True)
     config = folder / "penstock.yaml"
-    port, beside_port, counter_port, database_port = (str(free_port()) for _ in range(4))
-    agents_port = port if rival.url_of_beside else beside_port
+    ports = ("port", "beside_port", "counter_port", "database_port", "redis_port")
+    free = {name: str(free_port()) for name in ports}
+    agents_port = free["port" if rival.url_of_beside else "beside_port"]
     config.write_text(_CONFIG.format(port=agents_port), "utf-8")
     names = {
         "agents": str(AGENTS),
         "bin": str(VENVS / rival.environment / "bin"),
-        "beside_port": beside_port,
         "config": str(config),
-        "counter_port": counter_port,
         "data": str(data),
-        "database_port": database_port,
         "here": str(Path(__file__).parent),
         "penstock": str(_BIN / "penstock"),
-        "port": port,
+        **free,
     }
     if rival.beside is None:
         yield names
         return
     command, log = rival.beside.command.format_map(names), folder / "beside.log"
-    ready = f"http://127.0.0.1:{beside_port}{rival.beside.ready}"
+    ready = f"http://127.0.0.1:{free['beside_port']}{rival.beside.ready}"
     async with Server(command, ready, log=log, env={}) as beside:
         await beside.start(_START_S)
         yield names
