@@ -8,11 +8,13 @@ import orjson
 import pytest
 
 from penstock.bus import (
+    Message,
     messages,
 )
 from penstock.bus.connection import wire
 from penstock.bus.records.runs import RunRecord
 from penstock.bus.write import objects
+from penstock.bus.write.publisher import Publisher, Settle
 from penstock_normalizer.runs.run_index import RunIndex
 from support.drive.normalizing import (
     Run,
@@ -45,24 +47,35 @@ async def test_source_frames_become_events_with_their_headers(nats_server: NatsS
     assert "Nats-Msg-Id" not in second.headers
 
 
-async def test_no_step_of_a_run_needs_the_process_to_wake_for_an_acknowledgement(
+async def test_only_the_last_event_before_a_pause_is_published_patiently(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    post, are_patient = Publisher.post, list[bool]()
+
+    def watched(
+        self: Publisher, message: Message, settled: Settle, timeout_s: float, *, is_patient: bool
+    ) -> bool:
+        if message.subject.endswith(run.run_id) and ".stream." in message.subject:
+            are_patient.append(is_patient)
+        return post(self, message, settled, timeout_s, is_patient=is_patient)
+
+    monkeypatch.setattr(Publisher, "post", watched)
     monkeypatch.setattr(wire, "QUIET_S", 3600.0)
-    chunks = [f"{number}" for number in range(4)]
-    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url) as service:
+    chunks = [f"{number}" for number in range(5)]
+    async with bus_to(nats_server.url) as bus, normalizer(nats_server.url):
         run = Run(bus)
         await run.open()
         await run.bytes(agno("RunStarted"))
-        for number, chunk in enumerate(chunks, 1):
-            await run.bytes(agno("RunContent", content=chunk))
+        for frames in (chunks[:1], chunks[1:2], chunks[2:]):  # the last has several events
+            await run.bytes(b"".join(agno("RunContent", content=chunk) for chunk in frames))
 
-            async def is_published(number: int = number) -> bool:
+            async def is_published(last: str = frames[-1]) -> bool:
                 said = [each for each in await run.events() if "llm.stream" in each.subject]
-                return len(said) == number
+                return bool(said) and orjson.loads(said[-1].payload)["data"]["content"] == last
 
             await eventually(is_published)
-        assert service.bus.client._wire._is_quiet
+        # the first of them may be published together with the start
+        assert are_patient[-4:] == [True, False, False, True]
         await run.bytes(agno("RunCompleted", content="x"))
         await run.end()
         check_order(await run.until("lifecycle.completed"), chunks)
