@@ -12,23 +12,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.bus import Bus, BusError, Incoming, streams, subjects
-from penstock.bus.connection import wire
+from penstock.bus.connection import clock, supervision, wire
 from penstock.bus.connection.wire import QUIET_BYTES, Wire
+from penstock.bus.state import recovery
 from support.drive.bus import connected, event
 from support.drive.waiting import eventually
 
 HOUR_S = 3600.0
+# what a connection asks NATS by itself, which would end the quiet
+ASKS = ((supervision, "PROBE_S"), (clock, "ASK_S"), (recovery, "NOTE_S"), (recovery, "LEARN_S"))
 
 
 @pytest.fixture
-async def other(bus: Bus) -> AsyncIterator[Bus]:
+async def mine(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bus]:
+    """A bus that asks nothing by itself, and whose quiet ends after half an hour."""
+    for module, name in (*ASKS, (wire, "QUIET_S")):
+        monkeypatch.setattr(module, name, HOUR_S)
     async with connected(bus.settings.url) as made:
         yield made
-
-
-@pytest.fixture
-def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "QUIET_S", HOUR_S)
 
 
 async def posted(bus: Bus, other: Bus, run_id: str) -> list[int | BusError]:
@@ -52,19 +53,18 @@ async def until_settled(outcomes: list[int | BusError]) -> None:
     assert isinstance(outcome, int)
 
 
-@pytest.mark.usefixtures("endless")
 async def test_an_acknowledgement_is_read_together_with_the_next_message(
-    bus: Bus, other: Bus, run_id: str
+    mine: Bus, bus: Bus, run_id: str
 ) -> None:
     outcomes_then: list[list[int | BusError]] = []
 
     def on_message(message: Incoming) -> None:
         outcomes_then.append(outcomes.copy())
 
-    await bus.jetstream.listen(f"test.{run_id}", on_message)
-    outcomes = await posted(bus, other, run_id)
+    await mine.jetstream.listen(f"test.{run_id}", on_message)
+    outcomes = await posted(mine, bus, run_id)
     assert not outcomes
-    await other.client.publish(f"test.{run_id}", bytes(QUIET_BYTES))
+    await bus.client.publish(f"test.{run_id}", bytes(QUIET_BYTES))
     await until_settled(outcomes)
 
     async def has_come() -> bool:
@@ -87,37 +87,37 @@ async def _pings(bus: Bus, run_id: str) -> object:
     return None
 
 
-@pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize("act", [_publishes, _asks, _pings])
 async def test_who_waits_for_something_ends_the_quiet(
-    bus: Bus, other: Bus, run_id: str, act: Callable[[Bus, str], Awaitable[object]]
+    mine: Bus, bus: Bus, run_id: str, act: Callable[[Bus, str], Awaitable[object]]
 ) -> None:
-    outcomes = await posted(bus, other, run_id)
+    outcomes = await posted(mine, bus, run_id)
     assert not outcomes
     async with asyncio.timeout(10):
-        await act(bus, run_id)
+        await act(mine, run_id)
     await until_settled(outcomes)
 
 
-@pytest.mark.usefixtures("endless")
 async def test_a_patient_message_does_not_delay_one_that_is_waited_for(
-    bus: Bus, run_id: str
+    mine: Bus, run_id: str
 ) -> None:
     outcomes: list[int | BusError] = []
     async with asyncio.timeout(10):
-        publishing = asyncio.create_task(bus.publisher.publish(event(run_id, 1)))
+        publishing = asyncio.create_task(mine.publisher.publish(event(run_id, 1)))
         await asyncio.sleep(0)
-        assert bus.publisher.post(event(run_id, 2), outcomes.append, HOUR_S, is_patient=True)
+        assert mine.publisher.post(event(run_id, 2), outcomes.append, HOUR_S, is_patient=True)
         await publishing
 
 
-async def test_the_quiet_ends_by_itself(bus: Bus, other: Bus, run_id: str) -> None:
-    await until_settled(await posted(bus, other, run_id))
+async def test_the_quiet_ends_by_itself(
+    mine: Bus, bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "QUIET_S", 0.01)
+    await until_settled(await posted(mine, bus, run_id))
 
 
-@pytest.mark.usefixtures("endless")
 async def test_where_the_system_cannot_be_quiet_acknowledgements_come_at_once(
-    bus: Bus, other: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
+    mine: Bus, bus: Bus, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Wire, "_wakes_for", lambda *_: False)
-    await until_settled(await posted(bus, other, run_id))
+    await until_settled(await posted(mine, bus, run_id))
