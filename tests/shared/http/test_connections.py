@@ -25,13 +25,14 @@ from penstock.http.reading import reading_of
 from penstock.http.transport import DirectTransport, environment_proxies, new_client
 from support.fakes.serving import close_after
 from support.real.authority import Authority
+from support.real.loops import run_on_asyncio
 
 Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Run = Callable[[Coroutine[Any, Any, None]], None]
 DEADLINE_S = 10.0
 
 
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=[run_on_asyncio, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -339,7 +340,9 @@ def test_a_server_that_does_not_take_a_request_and_one_that_answers_before_it_ha
                 assert (response.status_code, response.text) == (413, "no")
             async with serving(takes_nothing, limit=1000) as server:
                 with pytest.raises(httpx.WriteTimeout):
-                    await client.post(server.url, content=large, timeout=0.3)
+                    await client.post(
+                        server.url, content=large, timeout=httpx.Timeout(DEADLINE_S, write=0.3)
+                    )
 
     run(main())
 
