@@ -134,9 +134,12 @@ async def test_a_run_is_settled_with_what_it_has_used(
         await eventually(settled, what="the end of the runs")
         account = await account_of(bus)
         assert account.used == {"cost": 12_000, "tokens": 4400, "tool_calls": 2}
-        spending = await bus.bucket("budgets").load(f"run.{names[0]}", RunSpending)
-        assert spending is not None
-        assert spending.settled
+
+        async def is_noted() -> bool:
+            spending = await bus.bucket("budgets").load(f"run.{names[0]}", RunSpending)
+            return spending is not None and spending.settled
+
+        await eventually(is_noted, what="the run's record, which is written after the account")
         # what is delivered again changes nothing
         ledger = BudgetLedger(bus, admission.budgets, BudgetActions(bus, "test"))
         events = [event for run in runs for event in await run.events()]
