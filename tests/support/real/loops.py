@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Loops(asyncio.DefaultEventLoopPolicy):
     """Makes loops of uvloop, on which the services run.
 
-    With asyncio's own, tests that send requests or speak with NATS take a fifth more CPU.
+    With asyncio's own, the loop took a fifth of the CPU time of the workers.
     """
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
