@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,9 +17,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.sse import Parser
-from penstock_client import AsyncClient
 from support.real.deployment import Deployment
-from support.real.up import AS_A_COMMAND, Up
 from support.real.upstreams import AGNO, UPSTREAMS, Upstream
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
@@ -311,36 +308,6 @@ async def test_a_stream_that_broke_goes_on_at_another_edge_where_it_was(
     again = await post(penstock, url)
     note, *whole = [json.loads(frame.data) for frame in Parser().feed(again.content)]
     assert (note["event"], note["status"], whole) == ("replay", "CANCELLED", seen)
-
-
-@pytest.mark.chaos
-async def test_a_penstock_behind_a_penstock_goes_on_when_the_first_one_is_killed(
-    penstock: Deployment, tmp_path: Path
-) -> None:
-    agent = {"id": "inner", "protocol": "agno", "url": penstock.edge(), "agent": "assistant"}
-    config = tmp_path / "penstock.yaml"
-    config.write_text(json.dumps({"agents": [agent]}))
-    up = Up(tmp_path, "--config", str(config), program=AS_A_COMMAND)
-    up.start()
-    try:
-        async with AsyncClient(up.url) as client:
-            run, ticks = client.run("inner", "slow"), ""
-            is_killed = False
-            async for event in run:
-                if event.type != "llm.stream":
-                    continue
-                ticks += event.data["content"]
-                if ticks.count(" ") > 5 and not is_killed:
-                    is_killed = True
-                    up.signal(signal.SIGKILL)
-                    await asyncio.to_thread(up.start)
-                elif ticks.count(" ") > 30:
-                    await run.cancel()
-            record = await client.record(await run.start())
-    finally:
-        up.signal(signal.SIGTERM)
-    assert record["status"] == "cancelled"
-    assert ticks == "".join(f"tick{number} " for number in range(ticks.count(" ")))
 
 
 @pytest.mark.parametrize(
