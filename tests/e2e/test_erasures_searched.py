@@ -55,12 +55,6 @@ steps:
 DELETED = {streams.EVENTS, streams.RAW, streams.JOURNAL, streams.DEADLETTERS, "OBJ_payloads"}
 NOT_SEALED = {"KV_threads", "KV_deliveries"}
 LOGS = "logs of replicas"
-# Python's objects and all else are in memory of malloc, which overwrites what is freed.
-CLOBBERED = {
-    "PYTHONMALLOC": "malloc",
-    "GLIBC_TUNABLES": "glibc.malloc.perturb=85:glibc.malloc.tcache_count=0",
-}
-GO_CLOBBERED = "clobberfree=1"  # as GODEBUG: the same in NATS, when Go collects garbage
 
 
 class Planted:
@@ -116,7 +110,7 @@ def cut(text: str, number: int) -> list[str]:
 
 @asynccontextmanager
 async def planted(
-    nats_url: str, folder: Path, before: Sequence[str] = (), **settings: Any
+    nats_url: str, folder: Path, **settings: Any
 ) -> AsyncIterator[tuple[Deployment, Planted, Receiver]]:
     """Run a deployment in which runs have said the planted texts, and webhooks have told them."""
     texts = Planted()
@@ -132,10 +126,8 @@ async def planted(
             await define(bus, definition(FLOW))
         settings |= {"webhook_allow_hosts": "127.0.0.1", "log_format": "json"}
         penstock = await stack.enter_async_context(
-            deployment(nats_url, folder, agents, {} if before else SERVICES, **settings)
+            deployment(nats_url, folder, agents, SERVICES, **settings)
         )
-        for service in SERVICES if before else ():
-            await penstock.start(service, before=before)
         rule = {
             **{"id": "told", "subjects": ["lifecycle.completed", "llm.tool_result"]},
             "action": {"webhook": {"url": hooks.url("/told"), "secrets": [SECRET]}},
@@ -265,26 +257,14 @@ async def restore(
     return set(left)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "is_clobbered"),
-    [(1, False), (3, False), (1, True)],
-    ids=["one-server", "three-replicas", "clobbered"],
-)
+@pytest.mark.parametrize("replicas", [1, 3], ids=["one-server", "three-replicas"])
 @pytest.mark.parametrize("keys", ["", CONTENT_KEY], ids=["clear", "sealed"])
 async def test_two_hundred_planted_texts_are_where_the_table_says_after_an_erasure(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: str,
-    replicas: int,
-    is_clobbered: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, replicas: int
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CONTENT_KEYS", keys)
     monkeypatch.setenv("PENSTOCK_REPLICAS", str(replicas))
     settings = {"content_keys": keys} if keys else {}
-    before: list[str] = []
-    if is_clobbered:
-        monkeypatch.setenv("GODEBUG", GO_CLOBBERED)
-        before = ["env", *(f"{name}={value}" for name, value in CLOBBERED.items())]
     async with AsyncExitStack() as stack:
         servers, empty = [
             await stack.enter_async_context(in_thread(nats_of(replicas, tmp_path / name)))
@@ -292,7 +272,7 @@ async def test_two_hundred_planted_texts_are_where_the_table_says_after_an_erasu
         ]
         url = url_of(servers)
         await make_streams(url, replicas)
-        deployed = planted(url, tmp_path / "p", before, replicas=replicas, **settings)
+        deployed = planted(url, tmp_path / "p", replicas=replicas, **settings)
         penstock, texts, hooks = await stack.enter_async_context(deployed)
         runs = await said(penstock, texts)
         await hooks.until(lambda: len(hooks.requests) >= RUNS)
