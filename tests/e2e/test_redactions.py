@@ -192,6 +192,7 @@ async def test_no_byte_of_a_match_that_blocks_is_in_any_stream_page_record_or_li
     later += ["/v1/events?since=1970-01-01T00:00:00Z", "/agents/guarded/runs"]
     for path in (*pages, *later):
         answer = await http.get(path, headers={"accept": "application/json"})
+        assert answer.status_code == 200, f"{path}: {answer.text}"
         check_clean(answer.text)
     for path in paths[: len(READ)]:
         wires.append((await http.get(path)).text)

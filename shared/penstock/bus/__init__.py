@@ -1,8 +1,8 @@
 """Provides the bus, the only code of Penstock that uses NATS.
 
 Services import the classes and errors of the bus from here: `from penstock.bus import Bus,
-RawWriter`. Subjects, streams, records and message headers are modules of this package; the
-functions are in the packages `read`, `write`, `state` and `admin`.
+RawWriter`. Subjects, streams and message headers are modules of this package; records are in the
+modules of `records`, and functions in the packages `read`, `write`, `state` and `admin`.
 
 Every call that needs an answer of NATS raises BusError without one (see `errors`). `Raises:` names
 only the errors that callers handle apart.

@@ -206,8 +206,8 @@ class Pipeline:
     async def record(self, run_id: str, status: str | None = None) -> RunRecord:
         """Return the run's record in the list of runs; with a status, when it has this status.
 
-        The record changes after the event that it reflects, so a test that has seen an event must
-        name the status.
+        The record is written after the run's first events, and before all later ones. All may be
+        the first ones, so a test that has seen an event must name the status.
         """
         return await run_record(self.bus, run_id, status)
 
