@@ -189,7 +189,7 @@ async def test_no_byte_of_a_match_that_blocks_is_in_any_stream_page_record_or_li
     await penstock.ended(run_id)
     pages = [f"{path}&limit=100" for path in paths[: len(READ)]]
     later = ["/v1/runs", f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/state"]
-    later += ["/v1/events?since=1970-01-01T00:00:00Z", "/agents/guarded/runs"]
+    later += ["/v1/events?since=1970-01-01T00:00:00Z", "/sessions/s-faces/runs?type=agent"]
     for path in (*pages, *later):
         answer = await http.get(path, headers={"accept": "application/json"})
         assert answer.status_code == 200, f"{path}: {answer.text}"
