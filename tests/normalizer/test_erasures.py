@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from statistics import median
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ from penstock.bus.records.runs import RunRecord
 from penstock.bus.state.losses import LOST, Loss
 from penstock.bus.write import objects
 from penstock_connector.upstreams.conversations import Threads
+from penstock_normalizer.erasing import losses
 from penstock_normalizer.erasing.eraser import Eraser
 from support.attacks.second_user import p99
 from support.drive.erasing import ask, command_for, erased, record_of, streams_with
@@ -427,6 +429,29 @@ async def test_after_nats_has_lost_data_erasures_are_repeated(fresh_nats: NatsSe
             return not streams_with(fresh_nats, secret) & DELETED
 
         await eventually(gone, 20, "files without the secret")
+
+
+async def test_a_start_repeats_the_last_erasures_although_others_have_written_first(
+    fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut whose loss nobody noticed, when the machine was off for long."""
+    monkeypatch.setattr(losses, "UNNOTICED", timedelta(0))
+    secret = f"secret-{uuid4().hex}"
+    async with bus_to(fresh_nats.url) as bus:
+        run = Run(bus)
+        async with normalizer(fresh_nats.url):
+            noted = bus.bucket("checkpoints")
+            await eventually(lambda: noted.get(losses.RUNS), 30, "the note that it runs")
+            await completed(run, secret)
+            older = await record_of(bus, run.run_id)
+            command = await ask(bus, run.run_id)
+            await erased(bus, run.run_id)
+        await bus.bucket("runs").put(run.run_id, older.dump())  # the newest message of KV `runs`
+        async with normalizer(fresh_nats.url):
+            record = await erased(bus, run.run_id)
+        assert record.erasure is not None
+        assert record.erasure.id == command.erasure_id
+        assert await values_with(bus, secret) == []
 
 
 @pytest.mark.chaos

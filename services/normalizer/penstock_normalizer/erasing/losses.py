@@ -3,13 +3,16 @@
 An older store, as after a power cut, may have an erased run's content again, or may lack the
 command of an erasure that had begun. What is left says which runs: a record, an event
 `system.erased`, or a destroyed key. A repeated erasure deletes what it finds. The loss of the last
-moments before everything ended is known to nobody, so each start repeats the last erasures.
+moments before everything ended is known to nobody, so each start repeats the last erasures: those
+since shortly before a normalizer last noted that it runs. When NATS was last written would not do:
+the first writes after a long power cut may come before this look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -19,7 +22,6 @@ import uuid_utils
 from pydantic import ValidationError
 
 from penstock.bus import Bus, Message, Stored, streams, subjects
-from penstock.bus.messages import stored_s
 from penstock.bus.read import direct, leader
 from penstock.bus.records.erasures import EraseCommand
 from penstock.bus.records.runs import RunRecord
@@ -30,7 +32,9 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = "checkpoints"
 KEY: Final = "erasures-repeated"  # when the last loss was found after which all were repeated
+RUNS: Final = "erasures-noted"  # when a normalizer last ran that had repeated what its start found
 LOOK_S: Final = 2.0
+NOTE_S: Final = 60.0  # seconds between two notes that this process runs
 # How much a disk may lose without anybody noticing: the ends of streams are noted more often.
 UNNOTICED: Final = timedelta(minutes=2)
 # Keys that were destroyed earlier before a loss have left other traces.
@@ -49,13 +53,16 @@ class AfterLosses:
 
     async def run(self) -> None:
         """Follow the losses. Raises BusError; a repeated call goes on."""
-        bucket = self._bus.bucket(BUCKET)
+        bucket, noted_s = self._bus.bucket(BUCKET), -NOTE_S
         while not self._is_mine():
             await asyncio.sleep(LOOK_S)
-        if (last := await leader.tail(self._bus, "KV_runs", ">")) is not None:
-            since = datetime.fromtimestamp(stored_s(last), UTC) - UNNOTICED
-            await self._repeat(since, since)
+        ran = await bucket.get(RUNS)
+        at = self._bus.clock.now() if ran is None else datetime.fromisoformat(ran.value.decode())
+        await self._repeat(at - UNNOTICED, at - UNNOTICED)
         while True:
+            if self._is_mine() and time.monotonic() - noted_s >= NOTE_S:
+                noted_s = time.monotonic()
+                await bucket.put(RUNS, self._bus.clock.stamp().encode())
             newest = max((loss.found_at for loss in self._bus.continuity.all), default="")
             if newest and self._is_mine():
                 entry = await bucket.get(KEY)
