@@ -33,7 +33,7 @@ from penstock.settings import Config
 from penstock.web.problems import Problem
 from penstock_approvals.budgets.actions import BudgetActions
 from penstock_approvals.budgets.ledger import BudgetLedger
-from penstock_approvals.budgets.listing import BEGIN
+from penstock_approvals.budgets.listing import BEGIN, AccountList
 from penstock_approvals.budgets.reached import reached
 from penstock_approvals.budgets.spending import Charge, add_events
 from penstock_approvals.service import ApprovalsService
@@ -609,6 +609,19 @@ async def test_a_sweep_and_a_list_read_no_account_that_nobody_may_use(
         first = next(each for each in found if each[0].subject == "shared")
         after = [each.user async for _, each in ledger.list.after(None, {}, first[0])]
         assert {first[1], after[0]} == {"ada", "bob"}, "two sessions of one id are two accounts"
+
+
+async def test_an_account_of_nonsense_keeps_no_other_out_of_the_list(
+    fresh_nats: NatsServer,
+) -> None:
+    """A server reports up to 2**51 tokens for each call, and its run makes any number of calls."""
+    async with connected(fresh_nats.url) as bus:
+        runs = {"run": AccountRun(at=bus.clock.stamp())}
+        for number, used in enumerate((2**53, 2**64, 1)):
+            made = account(f"{number}", used={"tokens": used}, runs=runs)
+            await bus.bucket("budgets").put(f"account.{number}", made.dump())
+        found = [each async for _, each in AccountList(bus).after({"ada"}, {}, BEGIN)]
+    assert [each.used["tokens"] for each in found] == [2**53, 2**64, 1]
 
 
 async def test_a_start_over_http_is_refused_and_each_user_sees_what_is_left(

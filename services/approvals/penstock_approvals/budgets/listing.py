@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 READ_AT_ONCE: Final = 100  # how many accounts are read before other requests are handled
 NEVER: Final = float(2**62)  # stands for the end of an account that has no window
+# The greatest amount of a row, in 64 bits. An agent server that reports nonsense may add up to
+# more, and its account must not keep those of others out of the index.
+MOST: Final = 2**63 - 1
 _AMOUNTS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 _COLUMNS: Final = ("key", "owner", "budget", "subject", "tenant", "ends", "busy", "seq", *_AMOUNTS)
 _PUT: Final = (
@@ -118,7 +121,7 @@ class AccountRows(IndexRows):
         owner = None if account.user is None else number_of(account.user)
         names = (account.budget, account.subject, account.tenant or "")
         taken = committed(account)
-        amounts = (taken.get(name, 0) for name in _AMOUNTS)
+        amounts = (min(taken.get(name, 0), MOST) for name in _AMOUNTS)
         return [(change.key, owner, *names, ends, is_busy, change.sequence, *amounts)]
 
 
