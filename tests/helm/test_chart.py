@@ -598,6 +598,16 @@ def test_every_service_may_reach_the_service_that_opens_its_content_keys() -> No
         assert not [name for name in environment(each) if name.startswith("PENSTOCK_KMS_")]
 
 
+def test_an_upgrade_keeps_what_operators_have_put_into_the_secret_of_keys() -> None:
+    """A Secret that is rendered without a key may lose it, as after `helm uninstall`."""
+    rendered = (CHART / "templates/keys.yaml").read_text()
+    for each in of_kind("everything", "Deployment").values():
+        [container] = each["spec"]["template"]["spec"]["containers"]
+        named = [one.get("valueFrom", {}).get("secretKeyRef", {}) for one in container["env"]]
+        for key in (one["key"] for one in named if one.get("name") == "demo-bridge-keys"):
+            assert f"{key}:" in rendered or f'"{key}"' in rendered, key
+
+
 def test_exactly_one_makes_the_streams() -> None:
     made = {
         rendering: (bool(of_kind(rendering, "Job")), bool(of_kind(rendering, "Stream")))
