@@ -238,7 +238,8 @@ async def _begun(bus: Bus, view: View, lifecycle: Stored) -> StartPosition:
         found = await _first_from(bus, view, 1 if view.reads_frames else begun)
     if not found and ended:
         raise _gone(view.run_id)
-    truncated = bool(found) and not _is_first(found[0])
+    # A run may wait for longer than its frames are kept: it has begun, so there were some.
+    truncated = not _is_first(found[0]) if found else view.reads_frames
     start = found[0].sequence if found else await _end(bus, view.followed.stream)
     if truncated and view.reads_tree:
         # Events of other runs of the tree may come before the root's first stored event. So the

@@ -42,14 +42,10 @@ class Hubs:
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def join(self, view: View, start: StartPosition, who: Identity = NOBODY) -> Client:
-        """Return a new client of a view, for this caller. Raises Problem 409 for the source frames
-        of a run with redactions, unless these only mask what the caller may read: whoever reads
-        frames comes through here."""
+        """Return a new client of a view, for this caller. Problem: as `require_frames`, for a view
+        of source frames: whoever reads frames comes through here."""
         if view.reads_frames:
-            record = await self._bus.bucket("runs").load(view.run_id, RunRecord)
-            only_masked = record is not None and record.masked == "all" and who.has_scope(PII)
-            if record is not None and record.redactions is not None and not only_masked:
-                raise frames_refused(record.redactions)
+            await self.require_frames(view.run_id, who)
         view = seen_by(who, view)
         if start.erased:
             # The hub of the run before its erasure has its content.
@@ -79,6 +75,14 @@ class Hubs:
             client.leave()
             raise
         return client
+
+    async def require_frames(self, run_id: str, who: Identity) -> None:
+        """Raise Problem 409 for a run with redactions, unless these only mask what the caller may
+        read."""
+        record = await self._bus.bucket("runs").load(run_id, RunRecord)
+        only_masked = record is not None and record.masked == "all" and who.has_scope(PII)
+        if record is not None and record.redactions is not None and not only_masked:
+            raise frames_refused(record.redactions)
 
     async def maintain(self) -> None:
         period_s = check_period_s(self._settings.keep_alive_s)

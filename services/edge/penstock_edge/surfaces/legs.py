@@ -222,14 +222,18 @@ async def first_leg(edge: Edge, start: Start, *, frames: bool = False) -> tuple[
     return started, Leg(run_id=run_id, position=position, tree=tree)
 
 
-async def next_leg(edge: Edge, reply: Reply, *, frames: bool = False) -> Leg:
-    """Return the leg that the reply begins; call this before `decide`, so that no event is missed.
-    With `frames`, it is read from after all stored source frames, else from the run's first event,
-    because the encoders of legs need all earlier events."""
+async def next_leg(edge: Edge, reply: Reply, *, frames_for: Identity | None = None) -> Leg:
+    """Return the leg that the reply begins; call this before `decide`, so that no event is missed,
+    and nothing is decided for who may not read the answer. With `frames_for`, this caller reads it
+    from after all stored source frames, else it is read from the run's first event, because the
+    encoders of legs need all earlier events. Problem: as `Hubs.require_frames`."""
     if reply.root is not None:
         answered = [each.approval.approval_id for each in reply.answers]
         return await _next_leg_of_tree(edge, reply.root, answered)
     approval, bus = reply.answers[0].approval, edge.bus
+    frames = frames_for is not None
+    if frames_for is not None:
+        await edge.hubs.require_frames(approval.run_id, frames_for)
     lifecycle = await lifecycle_of(bus, approval.run_id)
     position = await start_of_new_run(bus, shard_of(approval.run_id), frames=frames)
     if lifecycle is not None and frames:

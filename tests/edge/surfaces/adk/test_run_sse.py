@@ -518,6 +518,16 @@ async def test_the_second_answer_is_409(
     assert again.json() == {"detail": "this approval is already decided"}
 
 
+async def test_who_may_not_read_the_next_leg_decides_nothing(
+    edge: Client, approvals: PretendApprovals, paused: PretendRun
+) -> None:
+    await confirmation(approvals, paused)
+    await paused.record(agent="helper", session_id=paused.run_id, redactions=3)
+    refused = await edge.post("/run_sse", json=answer(paused, {"confirmed": True}))
+    assert (refused.status_code, "redactions apply" in refused.text) == (409, True)
+    assert approvals.decisions == []
+
+
 async def test_an_answer_to_an_unknown_request_of_adks_is_404_and_never_forwarded(
     edge: Client, paused: PretendRun, bus: Bus
 ) -> None:

@@ -105,6 +105,14 @@ async def test_a_continue_is_a_decision_and_streams_the_next_leg(
     assert waits.decided == [{"item_id": "t1", "decision": decision, "note": "so"}]
 
 
+async def test_who_may_not_read_the_next_leg_decides_nothing(edge: Client, paused: Any) -> None:
+    waits = await paused()
+    redacted = {"agent": "assistant", "session_id": waits.run.session_id, "redactions": 3}
+    await waits.run.record(**redacted)
+    answer = await refused(edge, waits, tools=waits.tools(confirmed=True))
+    assert (answer.status_code, "redactions apply" in answer.text) == (409, True)
+
+
 async def test_the_earlier_leg_is_not_told_again(edge: Client, paused: Any) -> None:
     waits = await paused()
     await waits.run.leg(agno("RunStarted") + agno("RunPaused"))

@@ -269,6 +269,16 @@ async def test_a_run_whose_first_frames_have_expired_is_410(edge: Client, run: P
     assert (answer.status_code, "no longer kept" in answer.json()["detail"]) == (410, True)
 
 
+async def test_a_run_that_has_waited_for_longer_than_its_frames_are_kept_is_410(
+    edge: Client, bus: Bus
+) -> None:
+    waits = Paused(bus, "assistant", [CONFIRM])
+    await waits.start()
+    await waits.pause()
+    answer = await edge.post(f"/agents/assistant/runs/{waits.run.run_id}/resume", timeout=5)
+    assert (answer.status_code, "no longer kept" in answer.json()["detail"]) == (410, True)
+
+
 FORMS: dict[str, Callable[[EdgeFrames], Any]] = {
     "own bytes": lambda edge: UpstreamRun(1, edge),
     "encoded": lambda edge: encoded_form(edge, -1).of_leg(1),

@@ -397,9 +397,9 @@ async def test_raw_gives_the_frames_that_come_after_the_terminal_event(
     events: Events, run: PretendRun
 ) -> None:
     """An agent server may send frames after the frame that ended the run."""
+    await run.raw("open", {})
     await run.started()
     async with events(run, dialect="raw") as stream:
-        await run.raw("open", {})
         await run.raw("bytes", b"data: 1\n\n")
         first = await stream.frame()
         await run.completed()
@@ -416,9 +416,9 @@ async def test_raw_gives_the_frames_that_come_after_the_terminal_event(
 async def test_raw_says_in_a_comment_that_the_upstream_was_lost(
     events: Events, run: PretendRun
 ) -> None:
+    await run.raw("open", {})
     await run.started()
     async with events(run, dialect="raw") as stream:
-        await run.raw("open", {})
         await run.raw("bytes", b"data: 1\n\ndata: 2")
         await run.raw("lost", {"code": "upstream_lost", "error": "reset"})
         await run.say("lifecycle.failed", error="reset", code="upstream_lost")

@@ -192,7 +192,7 @@ class Runs(Handlers):
         invocation_id = asked.invocation_id if is_native else None
         if invocation_id is not None:
             await self._check_invocation(reply.answers[0].approval, invocation_id)
-        leg = await next_leg(edge, reply, frames=is_native)
+        leg = await next_leg(edge, reply, frames_for=who if is_native else None)
         await decide(edge, who, "adk", reply, user_id=asked.user_id, invocation_id=invocation_id)
         return leg
 

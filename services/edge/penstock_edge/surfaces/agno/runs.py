@@ -203,7 +203,8 @@ class Runs(Handlers):
         answers = agno_answers.answers(section, objects)
         find = self._reply_in_tree if is_workflow(record) else self._reply
         reply = await find(who, record, answers)
-        leg = await legs.next_leg(edge, reply, frames=is_native(agent) and asked.stream)
+        reads_frames = is_native(agent) and asked.stream
+        leg = await legs.next_leg(edge, reply, frames_for=who if reads_frames else None)
         await legs.decide(edge, who, "agno", reply, user_id=user_id)
         return await self._respond(who, agent, leg, stream=asked.stream)
 
