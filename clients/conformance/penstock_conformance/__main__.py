@@ -41,8 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 if no MUST has failed, 1 if one has, 2 if the
     command is wrong or nothing could be shown, and `STOPPED` after Ctrl-C."""
     command = list(sys.argv[1:] if arguments is None else arguments)
-    if command and command[0] in _COMMANDS:
-        return _COMMANDS[command[0]](command[1:])
+    try:
+        if command and command[0] in _COMMANDS:
+            return _COMMANDS[command[0]](command[1:])
+        return _judge(command)
+    except KeyboardInterrupt:  # before anything was found
+        return chaos.STOPPED
+
+
+def _judge(command: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(command)
     protocol = PROTOCOLS[options.protocol]
@@ -177,7 +184,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Tells which statements of its protocol a server of AI agents keeps.",
         epilog=f"`{reports.TOOL} chaos` kills a server again and again, `{reports.TOOL} agent` "
         "starts a scripted agent: see their own --help. "
-        "Exit status: 1 if a MUST has failed, 2 if nothing could be shown, otherwise 0.",
+        "Exit status: 1 if a MUST has failed, 2 if nothing could be shown, 130 after Ctrl-C, "
+        "otherwise 0.",
         allow_abbrev=False,
     )
     parser.add_argument("url", nargs="?", type=_address, help="the server's address, http://…")

@@ -408,8 +408,9 @@ async def test_only_an_answer_of_the_server_is_a_fault_of_the_server(
     assert report.exists() == content.startswith(b"HTTP")
 
 
-async def test_ctrl_c_writes_what_was_found_until_then(tmp_path: Path) -> None:
-    answers, waits = iter([PAGE]), asyncio.Event()
+@pytest.mark.parametrize("found", [1, 0])
+async def test_ctrl_c_writes_what_was_found_until_then(tmp_path: Path, found: int) -> None:
+    answers, waits = iter([PAGE] * found), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -426,16 +427,21 @@ async def test_ctrl_c_writes_what_was_found_until_then(tmp_path: Path) -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         command = [sys.executable, "-m", "penstock_conformance", url, "--protocol", "agui", *words]
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
         try:
             await asyncio.wait_for(waits.wait(), 60)
             process.send_signal(signal.SIGINT)
-            out, _ = await asyncio.wait_for(process.communicate(), 60)
+            out, errors = await asyncio.wait_for(process.communicate(), 60)
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    assert process.returncode == STOPPED
+    assert (process.returncode, errors) == (STOPPED, b"")
+    if not found:
+        assert (out, files["json"].exists()) == (b"", False)
+        return
     first, *others = json.loads(files["json"].read_text())["statements"]
     assert (first["id"], first["verdict"]) == ("agui.is-stream", "failed")
     assert {each["verdict"] for each in others} == {"not shown"}
