@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from compare.rivals import RIVALS, Rival
+from compare.rivals import PATIENCE_S, RIVALS, Rival
 
 FILE: Final = Path(__file__).with_name("figures.json")
 Report = Mapping[str, Any]
@@ -36,7 +36,7 @@ def extent(reports: Mapping[str, Report]) -> str:
     shown = [each for each in reports.values() if "not shown" not in each]
     extents = {
         f"Seed {each['seed']}, {each['rounds']} rounds with {each['runs'] // each['rounds']} runs, "
-        f"{each['patience_s']:g} s after each restart, on {each['date']}"
+        f"{PATIENCE_S:g} s after each restart unless a section says otherwise, on {each['date']}"
         for each in shown
     }
     return "; ".join(sorted(extents)) + ".\n"
@@ -82,7 +82,9 @@ def _section(rival: Rival, report: Report) -> str:
     if "not shown" in report:
         return "\n".join([*lines, f"Not shown: {report['not shown']}", ""])
     load = f"; load {report['load']} on two cores" if "load" in report else ""
-    tried = f"{report['versions']}{load}."
+    patience_s = report["patience_s"]
+    longer = f"; {patience_s:g} s after each restart" if patience_s != PATIENCE_S else ""
+    tried = f"{report['versions']}{load}{longer}."
     lines += [tried, "", f"```sh\n{rival.command}\n```", ""]
     if rival.beside is not None:
         lines += [f"Beside it, and not killed: `{rival.beside.command}`", ""]

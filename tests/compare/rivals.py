@@ -8,6 +8,7 @@ from typing import Final, Literal
 from support.drive.repository import ROOT
 
 VENVS: Final = ROOT / ".penstock" / "venvs"
+PATIENCE_S: Final = 15.0  # that most runs have after a restart
 Protocol = Literal["adk", "agno", "agui", "langgraph", "penstock"]
 
 
@@ -37,7 +38,7 @@ class Rival:
     agent: str = "scripted"
     ready: str = "/"
     goes_on: bool = False
-    patience_s: float = 15.0  # that a run has after a restart
+    patience_s: float = PATIENCE_S  # that a run has after a restart
     beside: Beside | None = None
     url_of_beside: bool = False  # whether the clients use the server beside
     programs: tuple[str, ...] = ()  # that it needs on the PATH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from compare.page import FILE, servers, table
+from compare.page import FILE, extent, servers, table
 from compare.rivals import RIVALS
 
 AGNO = next(rival for rival in RIVALS if rival.id == "agno")
@@ -14,6 +14,13 @@ def test_what_could_not_be_tried_is_not_shown_with_its_reason() -> None:
     reports = {"agno": {"not shown": "its environment is not there"}}
     assert f"| {AGNO.name} | not shown |" in table(reports)
     assert "Not shown: its environment is not there" in servers(reports)
+
+
+def test_a_server_whose_runs_had_more_time_than_those_of_others_says_so() -> None:
+    reports = json.loads(FILE.read_text("utf-8"))
+    assert "15 s after each restart unless a section says otherwise" in extent(reports)
+    longer = [id for id, each in reports.items() if "60 s after" in servers({id: each})]
+    assert longer == [id for id, each in reports.items() if each["patience_s"] != 15] != []
 
 
 def test_every_server_was_tried_with_the_same_seed_and_every_run_is_counted() -> None:
