@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bus.records.approvals import Deciders
 from penstock.settings import Config
 from penstock_approvals.lifecycle.decisions import Approvals
 from penstock_approvals.service import ApprovalsService
+from penstock_approvals.store.policies import Policies
 from penstock_normalizer.service import NormalizerService
 from support.drive.pipeline import Pipeline, Services, pipeline, types
 from support.drive.short import in_short
@@ -103,6 +105,21 @@ async def test_a_repeat_of_an_automatic_request_sends_nothing_again(
         commands = await continues(penstock, run_id)
     assert types(events).count("lifecycle.paused") == 0
     assert (len(said), len(commands)) == (1, 1)
+
+
+async def test_if_the_record_of_an_automatic_decision_is_lost_only_the_requester_is_asked(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    async with pipeline(nats.url, Config(), WITHOUT) as penstock:
+        policies = Policies(penstock.bus, written(tmp_path, POLICY))
+        await policies.load()
+        run_id = await start_and_pause(penstock)
+        *_, asked = await penstock.events_until(run_id, "approval.requested")
+        requested = await penstock.bus.tail("EVENTS", f"approval.requested.{run_id}")
+        assert requested is not None
+        await Approvals(penstock.bus, "again", policies=policies).ask_again(requested)
+        record = await penstock.approval(asked.data["approval_id"])
+    assert (record.status, record.deciders) == ("pending", [Deciders(users=["requester"])])
 
 
 @pytest.mark.parametrize("write", in_short(range(1, WRITES + 1), [4]))

@@ -34,6 +34,7 @@ ANYBODY = approval(Deciders())
 NAMED = approval(Deciders(users=["carla", "requester"]))
 ADMIN = approval(Deciders(scope="administer"))
 STARTED = approval(Deciders(roles=["finance"], excluded=["requester"]), started_by=["eve"])
+AUTOMATIC = approval(deciders=[])  # the policy has decided it
 BOTH = approval(Deciders(roles=["finance"]), Deciders(roles=["legal"]))
 TWO_ROLES = ["finance", "legal"]
 ACT_AS = ["read", "decide", "act-as"]
@@ -85,6 +86,10 @@ ACT_AS = ["read", "decide", "act-as"]
             False,
             False,
         ),
+        (AUTOMATIC, who_is("ada"), False, True),
+        (AUTOMATIC, who_is("bob"), False, False),
+        (AUTOMATIC, who_is("bob", scopes=["read"]), False, False),
+        (AUTOMATIC, who_is("root", scopes=["read", "administer"]), False, True),
         (BOTH, who_is("bob", roles=["finance"]), False, False),
         (BOTH, who_is("bob", roles=TWO_ROLES), True, True),
     ],
@@ -94,6 +99,10 @@ def test_the_policy_says_who_decides_and_who_sees(
 ) -> None:
     assert (may_decide(record, who) is None) is decides
     assert may_see(record, who) is sees
+
+
+def test_the_list_has_what_the_policy_has_decided_for_the_requester_alone() -> None:
+    assert list(audiences_of(AUTOMATIC)) == ["ada"]
 
 
 def test_an_escalation_lets_further_people_decide_from_its_time_on() -> None:

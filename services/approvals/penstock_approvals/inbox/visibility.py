@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.bus.records.approvals import ApprovalRecord, Decider, Deciders
+from penstock.bus.records.approvals import ApprovalRecord, Decider
 from penstock.service.deciders import decider_of
 from penstock.web.auth import Identity
 from penstock.web.auth.grants import EVERYBODY as EVERY_USER
@@ -130,7 +130,7 @@ def audiences_of(record: ApprovalRecord) -> dict[str, Audience]:
     owner = record.user_id
     found = defaultdict(Audience, {owner: Audience()})
     reached = [each.to for each in record.escalations[: record.escalated] if each.to is not None]
-    groups = record.deciders or [Deciders()]
+    groups = record.deciders
     for group in (*groups, *reached):
         users = [owner if name == REQUESTER else name for name in group.users]
         for name in [*users, *map(_role, group.roles)] or [EVERYBODY]:

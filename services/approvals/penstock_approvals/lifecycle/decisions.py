@@ -278,7 +278,12 @@ class Approvals:
             for error in result.errors:
                 telemetry.POLICY_ERRORS.labels(error.rule_id).inc()
                 log.warning("run %s: rule %s: %s", record.run_id, error.rule_id, error.reason)
-        asked = expiring_at_most(record.model_copy(update=ruling.fields()), until)
+        terms = ruling.fields()
+        if ruling.is_automatic and ask:
+            del terms[
+                "deciders"
+            ]  # the policy asks nobody, so the requester is asked, as by default
+        asked = expiring_at_most(record.model_copy(update=terms), until)
         if ruling.is_automatic and not ask:
             asked = as_ruled(asked, self._bus.clock.stamp())
             # If this process ends after it has recorded the decision, another process finds this

@@ -71,6 +71,8 @@ def may_decide(record: ApprovalRecord, decider: Decider) -> str | None:
     says nothing about the approval's status, its deadline, or earlier votes."""
     if (reason := _beyond_limits(record, decider)) is not None:
         return reason
+    if not record.deciders:  # otherwise everybody would fit the deciders of none
+        return "the policy has decided, and asks nobody"
     for group, deciders in enumerate(record.deciders):
         reason = _unfit(deciders, record, decider)
         further = _reached(record, group)
