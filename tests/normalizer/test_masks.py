@@ -199,6 +199,20 @@ def test_what_nobody_gets_is_in_neither_form_and_the_names_of_all_matches_differ
         assert MAIL not in event.body.decode()
 
 
+def test_what_is_taken_out_beside_a_long_match_that_is_masked_is_named() -> None:
+    run = frames(rules=[rule("card"), rule("secret", where="egress")])
+    body = agno_text(f"{CARD} {KEY}", KEY, " and more")
+    events = fold_all([run.open(), run.bytes(body), run.end()])
+    assert "".join(said(events, 0)) == "[CARD_1] [SECRET_1] and more"
+    found = [
+        each["kind"]
+        for event in events
+        if event.type == "llm.stream"
+        for each in forms(event)[0].get("redactions", ())
+    ]
+    assert sorted(found) == ["card", "secret"]
+
+
 def test_a_match_that_blocks_stops_a_run_with_masks_before_it() -> None:
     run = frames(rules=[rule("card", action="block"), MASKS])
     events = fold_all([run.open(), run.bytes(agno_text("To ", MAIL, " pay ", CARD)), run.end()])

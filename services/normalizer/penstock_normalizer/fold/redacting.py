@@ -326,6 +326,9 @@ class RunRedactions:
         if text is None:
             is_json = draft.type == "llm.tool_args" and name == "delta"
             text = self._open[key] = _OpenText(self._searching(is_json=is_json), draft, name)
+        if draft.redactions:  # what earlier rules have found, also if no event comes of this piece
+            text.found += draft.redactions
+            draft = replace(draft, redactions=())
         text.last = draft
         decided = text.scanner.feed(draft.data[name])
         is_last = draft.data.get("final") is True
