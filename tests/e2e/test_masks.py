@@ -42,6 +42,9 @@ RULE = {
     **{"id": "signs", "match": {"agent": ["guarded", "matched"]}, "kinds": ["re:☂[☂☀☁]{4}"]},
     "where": "egress",
 }
+# Masks in runs of a workflow, but not what RULE masks in the runs of its steps.
+UNLIKE = {"id": "unlike", "match": {"agent": "unlike"}, "kinds": ["re:☀{9}"], "where": "egress"}
+OF_ADA = {**RULE, "id": "of-ada", "match": {"agent": "of_ada", "user": "ada"}}
 READ = [dialect for dialect in DIALECTS if dialect != RAW_DIALECT]
 # One that is stored as it is, one with texts alone, one with state, and one of a framework.
 SHORT = ["canonical", "executions", "agui", "vercel"]
@@ -66,7 +69,7 @@ async def penstock(nats_server: NatsServer, upstream: Misbehaving) -> AsyncItera
     auth = AuthSettings(jwt_secret=SECRET, leeway_s=0)
     services: Services = (*PIPELINE, EdgeService, WorkflowsService)
     async with pipeline(nats_server.url, config, services, auth=auth) as running:
-        await put_in_force(running.bus, running.services, RULE)
+        await put_in_force(running.bus, running.services, RULE, UNLIKE, OF_ADA)
         yield running
 
 
@@ -319,7 +322,7 @@ async def test_a_client_that_has_seen_masked_arguments_cannot_send_them_to_the_a
     assert b"PATTERN" not in upstream.calls[-1].body, "the agent server goes on with its own"
 
 
-@pytest.mark.parametrize("name", ["matched", "other"])
+@pytest.mark.parametrize("name", ["matched", "other", "unlike"])
 async def test_a_workflow_has_whole_values_if_its_own_run_is_masked_and_shows_them_to_nobody_else(
     penstock: Pipeline, upstream: Misbehaving, name: str
 ) -> None:
@@ -340,3 +343,26 @@ async def test_a_workflow_has_whole_values_if_its_own_run_is_masked_and_shows_th
             events = f"/v1/runs/{run_id}/events?dialect={dialect}"
             wire = await penstock.http.get(events, headers=who)
             check(wire.text, whole=whole and (name == "matched" or dialect == "executions"))
+
+
+async def test_a_fork_of_a_workflow_for_a_user_without_its_masks_shows_nothing(
+    penstock: Pipeline, upstream: Misbehaving
+) -> None:
+    upstream.script(plays(agno_text(*PIECES)))
+    run = {"agent": "guarded", "message": '"hi"'}
+    second = {"needs": ["first"], "run": {**run, "agent": "nobody"}}
+    steps: dict[str, Any] = {"first": {"run": run}, "second": second}
+    await define(penstock.bus, definition(json.dumps({"name": "of_ada", "steps": steps})))
+    answer = await penstock.http.post("/v1/workflows/of_ada/runs", json={}, headers=ADA)
+    first = answer.json()["run_id"]
+    await penstock.ended(first)
+    eve = bearer("eve", scope=f"{SCOPES} act-as")
+    for who, is_taken in ((ADA, True), (eve, False)):
+        answer = await penstock.http.post(f"/v1/runs/{first}/fork", json={}, headers=who)
+        assert answer.status_code == 202, answer.text
+        run_id = answer.json()["run_id"]
+        *_, last = await penstock.ended(run_id)
+        assert last.type == "lifecycle.failed", "there is no agent nobody"
+        assert ("would not in its fork" in last.data["error"]) is not is_taken
+        events = await penstock.http.get(f"/v1/runs/{run_id}/events", headers=who)
+        check_masked(events.text)

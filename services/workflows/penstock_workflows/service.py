@@ -76,11 +76,12 @@ class WorkflowsService(Service):
         self.routes = routes_on_bus(*surfaces)
         self._message_handler = MessageHandler(
             self.bus,
-            Starts(self.bus, context.config, journals),
+            Starts(self.bus, context.config, journals, starter),
             decisions,
             journals,
             timers,
             self._listens,
+            starter,
         )
         self._inputs: list[Consumption] = []
         telemetry.WORKFLOWS_IN_MEMORY.set_function(lambda: len(self._runs))

@@ -272,12 +272,30 @@ def rules_where(rules: Sequence[Mapping[str, Any]], where: Where) -> list[Mappin
     return found
 
 
+def kinds_where(redactions: Mapping[str, Any] | None, where: Where) -> set[str]:
+    """Return the kinds that a run's redactions find there."""
+    rules = rules_where(redactions["rules"], where) if redactions is not None else ()
+    return {kind for rule in rules for kind in rule["kinds"]}
+
+
+def hides_less(redactions: Mapping[str, Any] | None, first: Mapping[str, Any] | None) -> bool:
+    """Return whether somebody reads in a run with these redactions what nobody, or not everybody,
+    reads in the first one."""
+    if first is None:
+        return False
+    if redactions is None or ("check" in first and "check" not in redactions):
+        return True
+    hidden = kinds_where(redactions, "ingest")
+    masked = hidden | kinds_where(redactions, "egress")
+    return not (kinds_where(first, "ingest") <= hidden and kinds_where(first, "egress") <= masked)
+
+
 def masked_by(redactions: Mapping[str, Any] | None) -> Literal["all", "some"] | None:
     """Return whether all or some of a run's redactions only mask what callers read; None if none
     does."""
-    if redactions is None or not rules_where(redactions["rules"], "egress"):
+    if redactions is None or not kinds_where(redactions, "egress"):
         return None
-    others = rules_where(redactions["rules"], "ingest") or "check" in redactions
+    others = kinds_where(redactions, "ingest") or "check" in redactions
     return "some" if others else "all"
 
 

@@ -361,7 +361,7 @@ class Starter:
             and (budgets or redactions)
             and (known := await runs.load(command.run_id, RunRecord)) is not None
         ):
-            return known, None, await self._first_redactions(known, facts)
+            return known, None, await self._first_redactions(known)
         message = shown_text(command)
         if redactions:
             # A long text is searched for seconds, in which others are served.
@@ -401,13 +401,24 @@ class Starter:
         if revision is not None:
             return record, revision, redactions
         record = await runs.load(command.run_id, RunRecord) or record
-        return record, None, await self._first_redactions(record, facts)
+        return record, None, await self._first_redactions(record)
 
-    async def _first_redactions(self, record: RunRecord, facts: RunFacts) -> dict[str, Any] | None:
-        if record.redactions is None or record.status != "queued":
+    async def _first_redactions(self, record: RunRecord) -> dict[str, Any] | None:
+        return await self.redactions_of(record) if record.status == "queued" else None
+
+    async def redactions_of(self, record: RunRecord) -> dict[str, Any] | None:
+        """Return the redactions of a run. Raises as `CurrentRedactions.at_start`."""
+        if record.redactions is None:
             return None
-        first = replace(facts, roles=record.roles or (), tenant=record.tenant or "")
-        return await self.redactions.at_start(record.redactions, first)
+        facts = RunFacts(
+            record.run_id,
+            agent=record.agent,
+            user=record.user_id,
+            session_id=record.session_id,
+            tenant=record.tenant or "",
+            roles=record.roles or (),
+        )
+        return await self.redactions.at_start(record.redactions, facts)
 
     async def _publish(self, command: StartCommand) -> None:
         name = f"{command.run_id}.start"

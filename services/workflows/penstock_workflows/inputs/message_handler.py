@@ -17,7 +17,10 @@ from penstock.bus.state.run_trees import RunTrees
 from penstock.bus.streams import JOURNAL
 from penstock.bus.subjects import WORKFLOWS
 from penstock.bus.write import objects
+from penstock.redactions.scanner import kinds_where
 from penstock.runs.calls import Called
+from penstock.runs.start import Starter
+from penstock.web.problems import Problem
 from penstock_workflows.effects.listens import Listens
 from penstock_workflows.effects.timers import PURGE, Timers, timer_of, was_short
 from penstock_workflows.effects.turns import TURN
@@ -139,8 +142,10 @@ class MessageHandler:
         journals: Journals,
         timers: Timers,
         listens: Listens,
+        starter: Starter,
     ) -> None:
         self._bus = bus
+        self._starter = starter
         self._trees = RunTrees(bus)
         self._starts = starts
         self._decisions = decisions
@@ -284,18 +289,28 @@ class MessageHandler:
         inputs = list(inputs_of_event(opened.payload))
         if opened.unmasked is not None:
             as_came = dict(inputs_of_event(masking.whole(opened)))
+            child_id = subjects.run_id_of(stored.subject)
             inputs = [
-                (run_id, as_came[run_id] if await self._is_masked(run_id) else cause)
+                (run_id, as_came[run_id] if await self._may_have(run_id, child_id) else cause)
                 for run_id, cause in inputs
             ]
         for run_id, cause in inputs:
             await self._decisions.take(run_id, cause, repeated=repeated)
 
-    async def _is_masked(self, run_id: str) -> bool:
-        """Return whether redactions mask what callers read of the workflow's run. Only then does it
-        get what they mask in the runs of its steps: everybody could read it in its own events."""
+    async def _may_have(self, run_id: str, child_id: str) -> bool:
+        """Return whether a workflow's run gets what is masked in the run of its step: if its own
+        redactions mask all these kinds. Otherwise everybody could read them in its own events."""
+        try:
+            own, others = [await self._masked_kinds(each) for each in (run_id, child_id)]
+        except Problem as problem:  # the redactions of one of them are no longer stored
+            text = "run %s: what is masked in the run %s is masked in it, too: %s"
+            log.warning(text, run_id, child_id, problem)
+            return False
+        return bool(others) and others <= own
+
+    async def _masked_kinds(self, run_id: str) -> set[str]:
         record = await self._bus.bucket("runs").load(run_id, RunRecord)
-        return record is not None and bool(record.masked)
+        return kinds_where(await self._starter.redactions_of(record) if record else None, "egress")
 
     @_once
     async def awaited_event(self, stored: Stored, repeated: bool) -> None:

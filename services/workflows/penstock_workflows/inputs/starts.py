@@ -12,6 +12,8 @@ from penstock.bus import Bus
 from penstock.bus.records.runs import MAX_SHOWN_CHARACTERS, RunRecord, StartCommand
 from penstock.dialects.workflow import PROTOCOL
 from penstock.off_loop import OFF_LOOP
+from penstock.redactions.scanner import hides_less
+from penstock.runs.start import Starter
 from penstock.runs.workflows import checked_input, find_workflow
 from penstock.settings import Config, WorkflowAgent
 from penstock.web.problems import Problem
@@ -28,10 +30,11 @@ _CODES: Final = {404: "unknown_workflow", 422: "invalid_input"}
 class Starts:
     """Finds the definition that a start command names."""
 
-    def __init__(self, bus: Bus, config: Config, journals: Journals) -> None:
+    def __init__(self, bus: Bus, config: Config, journals: Journals, starter: Starter) -> None:
         self._bus = bus
         self._config = config
         self._journals = journals
+        self._starter = starter
 
     async def input_of(self, command: StartCommand) -> StartInput:
         """Return the input for a start command. If the start is not possible, `refused` has the
@@ -78,12 +81,22 @@ class Starts:
         if command.forked_from is None or command.taken_over is None:
             return None
         first_run = command.forked_from.run_id
+        await self._require_as_hidden(command, first_run)
         journal, steps = await self._journal(first_run), frozenset(command.taken_over.steps)
         first = forking.ends_of(journal, steps, await self._asking(journal, steps))
         for digest in forking.references(first):
             value = await self._journals.value(first_run, digest)
             await self._journals.store_value(command.run_id, digest, value)
         return first
+
+    async def _require_as_hidden(self, command: StartCommand, first_run: str) -> None:
+        """Refuse a fork that shows more than its first run: the journal has values as they came,
+        and the redactions of the fork's user may be others."""
+        record = await self._bus.bucket("runs").load(first_run, RunRecord)
+        first = await self._starter.redactions_of(record) if record is not None else None
+        if hides_less(command.redactions, first):
+            text = f"redactions hide something in the run {first_run}, and would not in its fork"
+            raise Problem(409, f"{text}; start a run of the workflow instead")
 
     async def _asking(
         self, journal: Sequence[Record], steps: Collection[str] | None = None
