@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.redactions.json_text import JsonScanner
 from penstock.redactions.kinds import KINDS
-from penstock.redactions.scanner import MAX_NUMBERED, PART, Redactor, Rules, Scanner
+from penstock.redactions.scanner import MAX_NUMBERED, PART, Redactor, Rules, Scanner, hides_less
 
 ALL = Rules([{"kinds": list(KINDS), "action": "mask"}])
 TEXT = (
@@ -343,3 +343,33 @@ def test_no_rules_find_nothing_and_hold_nothing_back() -> None:
     by = Redactor(Rules([]), "run")
     assert by.text(TEXT) == TEXT
     assert Scanner(by).feed("joe@exam") == "joe@exam"
+
+
+def of(*kinds: str, masks: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    rules = [{"kinds": kinds, "action": "mask"}]
+    rules.append({"kinds": masks, "action": "mask", "where": "egress"})
+    return {"version": 1, "rules": rules, **more}
+
+
+@pytest.mark.parametrize(
+    ("redactions", "first", "less"),
+    [
+        (None, None, False),
+        (of("email"), None, False),
+        (None, of("email"), True),
+        (None, of(masks=["email"]), True),
+        (of("email", "card"), of("email"), False),
+        (of("email"), of("email", "card"), True),
+        (of(masks=["email", "card"]), of(masks=["email"]), False),
+        (of(masks=["card"]), of(masks=["email"]), True),
+        (of("email"), of(masks=["email"]), False),
+        (of(masks=["email"]), of("email"), True),
+        (of("card", masks=["card"]), of("card"), False),
+        (of(), of(check={"url": "https://checker.example"}), True),
+        (of(check={"url": "https://another.example"}), of(check={"url": "u"}), False),
+    ],
+)
+def test_redactions_hide_less_if_a_kind_is_seen_by_somebody_who_did_not_see_it_before(
+    redactions: dict[str, Any] | None, first: dict[str, Any] | None, less: bool
+) -> None:
+    assert hides_less(redactions, first) is less
