@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bus import messages
+from penstock.bus import Bus, messages
 from penstock.bus.records.approvals import ApprovalRecord, Decided
 from penstock.bus.records.runs import RunRecord
+from penstock.settings import Config
+from penstock.web.auth.identity import NOBODY
 from penstock.web.problems import Problem
-from penstock_edge.surfaces.legs import ItemAnswer, Reply
+from penstock_edge.edge import Edge
+from penstock_edge.settings import EdgeSettings
+from penstock_edge.surfaces.legs import Answer, ItemAnswer, Reply, decide
+from support.fakes.pretend import PretendApprovals
 
 
 def approval(name: str) -> ApprovalRecord:
@@ -81,3 +86,18 @@ def test_answers_that_do_not_belong_together_are_refused(
     with pytest.raises(Problem) as refused:
         Reply.of("input", answers)
     assert (refused.value.status, refused.value.detail) == (422, says)
+
+
+async def test_one_answer_that_must_not_be_sent_keeps_back_the_others(bus: Bus) -> None:
+    approvals = PretendApprovals(bus)
+    await approvals.start()
+    call = {"item_id": "i", "kind": "confirmation", "args": {"to": "ada@example.com"}}
+    masked = [{**call, "args": {"to": "[EMAIL_1]"}}]
+    seen_masked = approval("b").model_copy(update={"items": [call], "masked_items": masked})
+    changed = Decided(item_id="i", decision="approve", args={"to": "[EMAIL_1]"})
+    first = Answer(approval("a"), [Decided(item_id="i", decision="approve")])
+    reply = Reply([first, Answer(seen_masked, [changed])], workflow("w"))
+    edge = Edge.of(bus, Config(), EdgeSettings())
+    with pytest.raises(Problem, match="masked"):
+        await decide(edge, NOBODY, "agno", reply, user_id="alice")
+    assert approvals.decided == []

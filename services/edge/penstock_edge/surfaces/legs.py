@@ -382,8 +382,9 @@ async def decide(
     """Decide each answer at the approvals service. Problem: it refused one, but has accepted each
     earlier answer. BusError: an answer was not sent. A repeat with the same `key` decides once."""
     for answer in reply.answers:
+        _require_seen(who, answer)  # of each, before one is sent
+    for answer in reply.answers:
         approval = answer.approval
-        _require_seen(who, answer)
         request = DecideRequest(
             decider=decider_of(who, surface, user_id),
             # The client has seen only the event approval.requested, not later edits of the items.
