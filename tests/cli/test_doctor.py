@@ -314,7 +314,7 @@ async def test_frames_that_no_normalizer_reads_and_streams_unlike_the_values_are
         run_id = new_run_id()
         await bus.publisher.publish(Message(subjects.raw(run_id, "upstream"), b"x", {}))
     values = tmp_path / "mine.yaml"
-    values.write_text("streams: {replicas: 3, keep: {raw: 60m}}\n")
+    values.write_text("streams: {replicas: 3, keep: {raw: 3600s}}\n")
     chart = str(ROOT / "deploy/helm/penstock")
     _, findings = await _in_thread("--nats", nats, "--values", str(values), "--chart", chart)
     texts: dict[str, list[str]] = {}

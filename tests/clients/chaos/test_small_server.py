@@ -44,7 +44,7 @@ SHOWS = OF_EFFECTS | OF_WORDS
 COUNTS = {"words_gone"}.union(*SHOWS.values())
 
 
-def options(folder: Path, fault: str) -> Options:
+def options(folder: Path, fault: str, seed: int = SEED) -> Options:
     port = free_port()
     data = folder / "data"
     data.mkdir(parents=True)
@@ -56,7 +56,7 @@ def options(folder: Path, fault: str) -> Options:
         url,
         url,
         Penstock("chaos"),
-        SEED,
+        seed,
         rounds=rounds,
         calls=calls,
         patience_s=2 if fault in ("endless", "has no memory") else 20,
@@ -64,21 +64,29 @@ def options(folder: Path, fault: str) -> Options:
     )
 
 
+def found(figures: Figures) -> set[str]:
+    return {name for name in COUNTS if getattr(figures, name)}
+
+
 async def figures(folder: Path, fault: str) -> Figures:
-    result = await play(options(folder, fault), folder, lambda _: None)
-    return result.figures
+    """Play until a kill comes where the fault shows. On a busy machine, the kill of one seed may
+    come before or after it."""
+    for seed in range(SEED, SEED + 4):
+        place = folder / str(seed)
+        played = (await play(options(place, fault, seed), place, lambda _: None)).figures
+        is_shown = SHOWS[fault] <= found(played) if SHOWS[fault] else bool(played.failed)
+        if is_shown or (fault == "none" and played.faults):
+            break
+    return played
 
 
 async def test_each_fault_is_found_and_none_where_there_is_none(tmp_path: Path) -> None:
     played = await asyncio.gather(*(figures(tmp_path / fault, fault) for fault in SHOWS))
-    found = {
-        fault: {name for name in COUNTS if getattr(each, name)}
-        for fault, each in zip(SHOWS, played, strict=True)
-    }
-    assert [fault for fault in SHOWS if not SHOWS[fault] <= found[fault]] == []
-    whole = played[0]
+    shown = dict(zip(SHOWS, played, strict=True))
+    assert [fault for fault in SHOWS if not SHOWS[fault] <= found(shown[fault])] == []
+    whole = shown["none"]
     assert whole.faults == []
-    assert whole.failed, "no kill came within a call, so the seed no longer shows anything"
+    assert whole.failed, "no kill came within a call, so the seeds no longer show anything"
     assert whole.effects_once + whole.effects_never == whole.effects_planned
     assert len(whole.next_s) == whole.met
 

@@ -236,7 +236,7 @@ HOW: dict[str, list[How]] = {
         )
     ],
     "POST /a2a/{agent}/message:stream": [How(headers=A2A, body={"message": A2A_MESSAGE})],
-    f"POST {_TASK}:cancel": [How(404, 409, headers=A2A)],
+    f"POST {_TASK}:cancel": [How(404, 400, headers=A2A)],  # the run has ended
     f"POST {_TASK}:subscribe": [How(404, 400, headers=A2A)],  # the run has ended
     f"GET {_TASK}:subscribe": [How(404, 400, headers=A2A)],
     f"GET {_TASK}": [How(404, headers=A2A)],

@@ -73,7 +73,10 @@ class DeadLetters:
         last = await runs.tail(run_id)
         if last is None:
             await self._context.open_and_end(run_id, failed)
-        elif not await runs.has_ended(run_id) and not await takeover.is_held(run_id, last):
+        elif await runs.has_ended(run_id):
+            return
+        # Nobody works on a leg that is closed, although the connector that had it may be alive.
+        elif kind_of(last) in CLOSED or not await takeover.is_held(run_id, last):
             await runs.end(run_id, last, "event", failed)
 
 
