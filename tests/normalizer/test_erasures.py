@@ -434,23 +434,29 @@ async def test_after_nats_has_lost_data_erasures_are_repeated(fresh_nats: NatsSe
 async def test_a_start_repeats_the_last_erasures_although_others_have_written_first(
     fresh_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a power cut whose loss nobody noticed, when the machine was off for long."""
+    """As after a power cut whose loss nobody noticed, when the machine was off for long. The older
+    record of one run says that it is open and under a hold."""
     monkeypatch.setattr(losses, "UNNOTICED", timedelta(0))
     secret = f"secret-{uuid4().hex}"
     async with bus_to(fresh_nats.url) as bus:
-        run = Run(bus)
+        runs = Run(bus), Run(bus)
         async with normalizer(fresh_nats.url):
             noted = bus.bucket("checkpoints")
             await eventually(lambda: noted.get(losses.RUNS), 30, "the note that it runs")
-            await completed(run, secret)
-            older = await record_of(bus, run.run_id)
-            command = await ask(bus, run.run_id)
-            await erased(bus, run.run_id)
-        await bus.bucket("runs").put(run.run_id, older.dump())  # the newest message of KV `runs`
+            for run in runs:
+                await completed(run, secret)
+            older = [await record_of(bus, run.run_id) for run in runs]
+            older[1].status, older[1].hold = "running", Hold(by="officer", at=messages.now())
+            command = await ask(bus, *(run.run_id for run in runs))
+            for run in runs:
+                await erased(bus, run.run_id)
+        for each in older:  # the newest messages of KV `runs`
+            await bus.bucket("runs").put(each.run_id, each.dump())
         async with normalizer(fresh_nats.url):
-            record = await erased(bus, run.run_id)
-        assert record.erasure is not None
-        assert record.erasure.id == command.erasure_id
+            for run in runs:
+                record = await erased(bus, run.run_id, 20)
+                assert record.erasure is not None
+                assert (record.erasure.id, record.hold) == (command.erasure_id, None)
         assert await values_with(bus, secret) == []
 
 

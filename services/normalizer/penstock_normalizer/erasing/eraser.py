@@ -94,8 +94,13 @@ class Eraser:
                 return
             record = RunRecord.model_validate_json(entry.value)
             if record.erasure is None and record.not_erasable is not None:
-                log.warning("run %s: its content is not erased: %s", run_id, record.not_erasable)
-                return
+                if await self._tombstone(run_id) is None:
+                    text = "run %s: its content is not erased: %s"
+                    log.warning(text, run_id, record.not_erasable)
+                    return
+                # It was erased before, so it had ended, and a hold was lifted: NATS has come back
+                # with an older record.
+                record.hold = None
             if record.erasure is not None and (
                 record.erasure.erased_at or await self._tombstone(run_id)
             ):
