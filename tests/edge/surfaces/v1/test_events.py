@@ -413,6 +413,15 @@ async def test_raw_gives_the_frames_that_come_after_the_terminal_event(
         assert await stream.rest() == rest
 
 
+async def test_raw_says_in_a_comment_that_all_frames_of_a_run_that_waits_have_expired(
+    events: Events, run: PretendRun
+) -> None:
+    await run.started()
+    await run.say("lifecycle.paused", reason="approval_required", approval_id="x")
+    async with events(run, dialect="raw") as stream:
+        await stream.read_until(b": history_truncated")
+
+
 async def test_raw_says_in_a_comment_that_the_upstream_was_lost(
     events: Events, run: PretendRun
 ) -> None:
