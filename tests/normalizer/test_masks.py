@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -211,6 +213,19 @@ def test_what_is_taken_out_beside_a_long_match_that_is_masked_is_named() -> None
         for each in forms(event)[0].get("redactions", ())
     ]
     assert sorted(found) == ["card", "secret"]
+
+
+def test_each_piece_of_a_long_match_costs_as_much_as_the_first() -> None:
+    def cost_s(where: str) -> float:
+        rules = [rule("secret", where=where)]
+        by = RunRedactions.of(RUN_ID, {"version": 1, "rules": rules}, is_workflow=False)
+        begun_s = time.process_time()
+        for piece in (KEY, *["a1b2c3d4e5" * 20] * 10_000):
+            deque(by.apply(Draft("llm.stream", {"message_id": "m", "content": piece})), 0)
+        return time.process_time() - begun_s
+
+    # Here, nothing is kept of what follows.
+    assert cost_s("egress") < 20 * cost_s("ingest")
 
 
 def test_a_match_that_blocks_stops_a_run_with_masks_before_it() -> None:

@@ -108,20 +108,20 @@ class _OpenText:
     scanner: _Searching
     last: Draft
     name: str
-    # Of a text that is kept: what is decided, and the text as it came, of which no event has
-    # anything yet.
+    # Of a text that is kept: what is decided, and the pieces of the text as it came, of which no
+    # event has anything yet. A long match has thousands.
     decided: str = ""
-    clear: str = ""
+    clear: list[str] = field(default_factory=list)
     found: list[JsonObject] = field(default_factory=list)  # what no event has told yet
 
     def take(self) -> tuple[str, str]:
         """Return what the next event has of a text that is kept, in both forms."""
-        held = self.scanner.held
+        held, clear = self.scanner.held, "".join(self.clear)
         # Of JSON, what is held back may be written in another way than it came. Then this event has
         # a little more of the JSON as it came.
-        end = len(self.clear) - (len(held) if self.clear.endswith(held) else 0)
-        both = self.decided, self.clear[:end]
-        self.decided, self.clear = "", self.clear[end:]
+        end = len(clear) - (len(held) if clear.endswith(held) else 0)
+        both = self.decided, clear[:end]
+        self.decided, self.clear = "", [rest] if (rest := clear[end:]) else []
         return both
 
 
@@ -305,7 +305,7 @@ class RunRedactions:
             if text.decided or text.clear:
                 last = {name: value for name, value in text.last.data.items() if name != "title"}
                 data = {**last, text.name: text.decided}
-                clear = {**(text.last.clear or last), text.name: text.clear}
+                clear = {**(text.last.clear or last), text.name: "".join(text.clear)}
                 clear.pop("title", None)
                 made = replace(text.last, redactions=())
                 found = text.found + self._found(text.name)
@@ -340,7 +340,8 @@ class RunRedactions:
         if self._keeps:
             text.last = replace(draft, clear=as_came)
             text.decided += decided
-            text.clear += as_came[name]
+            if as_came[name]:
+                text.clear.append(as_came[name])
             # The rest of a match has no text in the masked form, so it comes with the match.
             is_whole = is_last or (text.decided and not text.scanner.is_in_match)
             decided, clear = text.take() if is_whole else ("", "")
