@@ -29,6 +29,7 @@ MIN_SERVER = (2, 12)
 # The least `max_payload` that a server must have. Parts and records have up to 512 KiB, and headers
 # in addition.
 MIN_PAYLOAD_BYTES = 1024 * 1024
+PING_S = 5  # seconds between two pings, by which a connection notices that it is lost
 
 
 @cache
@@ -90,7 +91,7 @@ class Dialer:
                     user_credentials=settings.credentials_file,
                     inbox_prefix=settings.inbox_prefix.encode(),
                     tls=context,
-                    ping_interval=5,
+                    ping_interval=PING_S,
                     max_outstanding_pings=2,
                     reconnect_time_wait=0.25,  # type: ignore[arg-type]  # nats-py only sleeps for it
                     max_reconnect_attempts=-1,
