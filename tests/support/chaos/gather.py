@@ -125,6 +125,8 @@ async def remains(
 ) -> Remains:
     """Return what is left in the system, after waiting for transient remains to go."""
     known = {story.run_id for story in stories}
+    # Of a client that gave up before any answer named its run, only the session is known.
+    known |= {story.plan.session_id for story in stories if not story.run_id}
     deadline = time.monotonic() + _REMAINS_TIMEOUT_S
     async with brokers.connect() as client:
         while True:
@@ -183,7 +185,8 @@ async def _remains(client: Client, processes: Processes, known: set[str]) -> Rem
         strangers=[
             key
             for key, value in (await keys("runs")).items()
-            if key not in known and not _is_of_workflow(json.loads(value))
+            if not known & {key, (record := json.loads(value))["session_id"]}
+            and not _is_of_workflow(record)
         ],
         exits=[*processes.exits],
     )

@@ -56,9 +56,9 @@ SHARDS = 8  # the number of shards that the users may use
 
 
 @cache
-def _users(more: str = "") -> str:
+def _users(shards: int, more: str = "") -> str:
     passwords = {user: f'"{password_of(user)}{more}"' for user in permissions.NAMES}
-    return f"{permissions.configuration(passwords, SHARDS)}no_auth_user: {permissions.OPERATOR}\n"
+    return f"{permissions.configuration(passwords, shards)}no_auth_user: {permissions.OPERATOR}\n"
 
 
 def binary() -> str:
@@ -101,7 +101,7 @@ class NatsServer:
         self._folder = folder
         self._in_memory = None if on_disk else folder_in_memory()
         self._name = name
-        self._users = _users() if users else ""
+        self._users = _users(SHARDS) if users else ""
         self._violations = violations or not users
         self._config = config
         self._jetstream = jetstream
@@ -152,7 +152,7 @@ class NatsServer:
 
     def change_passwords(self, more: str) -> None:
         """Let each password end in `more`, while the server runs."""
-        self._users = _users(more)
+        self._users = _users(SHARDS, more)
         self.reload(self._config)
 
     def _listening_port(self) -> int | None:

@@ -143,7 +143,6 @@ def _start(recipe: Recipe, folder: Path, owner_pid: int) -> str:
             **recipe.env(folder),
             "TOOL_LOG": str(folder / f"{recipe.name}.tools"),
             "PYTHONPATH": "",  # the server must not import our packages
-            "PYTHONDONTWRITEBYTECODE": "1",
         },
     )
     text = servers.await_log(process, _READY, _START_TIMEOUT_S)
