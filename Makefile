@@ -75,7 +75,7 @@ FAST := tests/shared tests/normalizer/test_fold.py tests/approvals/test_rules.py
 	--ignore tests/shared/bus/test_cluster.py \
 	--ignore tests/shared/dialects/agui/test_agui_encode_client.py
 
-test: ## Set up what is not there yet, and run all that CI runs (8 minutes on two cores)
+test: ## Set up what is not there yet, and run all that CI runs (12 minutes on two cores)
 	@$(MAKE) --no-print-directory -j4 checks all-tests
 
 # mypy computes for a minute with one core. It begins when .venv is there, while other environments are

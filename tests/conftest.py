@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib.util
 import os
@@ -22,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource
 
 from support.drive.repository import ROOT
-from support.real import devtools, forked, loops, memory, servers, up, upstreams, workers
+from support.real import devtools, forked, memory, servers, up, upstreams, workers
 from support.real.nats import NatsServer, write_passwords
 from support.real.nats_choice import NotPossible, chosen, new_server
 from support.real.ports import free_port
@@ -109,7 +108,6 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell starts background jobs with SIGINT ignored. Without the handler, the processes that
     tests start would ignore the SIGINT of a test, too.
     """
-    asyncio.set_event_loop_policy(loops.Loops())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "not chaos" in config.option.markexpr and "not kubernetes" in config.option.markexpr:

@@ -25,14 +25,13 @@ from penstock.http.reading import reading_of
 from penstock.http.transport import DirectTransport, environment_proxies, new_client
 from support.fakes.serving import close_after
 from support.real.authority import Authority
-from support.real.loops import run_on_asyncio
 
 Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Run = Callable[[Coroutine[Any, Any, None]], None]
 DEADLINE_S = 10.0
 
 
-@pytest.fixture(params=[run_on_asyncio, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

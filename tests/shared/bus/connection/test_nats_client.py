@@ -32,7 +32,6 @@ from penstock.bus.connection.wire import Wire
 from support.drive.bus import connected
 from support.drive.waiting import eventually
 from support.fakes.serving import close_after
-from support.real.loops import run_on_asyncio
 from support.real.nats import NatsServer
 
 # Methods of nats-py that `Connection` replaces, with the parameters that nats-py passes.
@@ -371,7 +370,7 @@ def test_a_wire_that_never_connected_can_be_used_and_closed() -> None:
     assert not idle.at_eof()
 
 
-@pytest.mark.parametrize("run", [run_on_asyncio, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_a_wire_whose_connection_is_cancelled_as_it_is_made_can_be_closed(
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:

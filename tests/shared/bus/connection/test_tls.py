@@ -18,7 +18,6 @@ from support.drive.bus import event, new_run_id
 from support.drive.waiting import eventually
 from support.fakes.serving import close_after
 from support.real.authority import Authority
-from support.real.loops import run_on_asyncio
 from support.real.nats import NatsServer
 from support.real.ports import free_port
 
@@ -70,25 +69,21 @@ async def test_with_its_authority_and_a_certificate_of_its_own_the_bus_works(
     await bus.close()
 
 
-def test_a_connection_that_is_closing_is_not_closed_again(
+async def test_a_connection_that_is_closing_is_not_closed_again(
     server: NatsServer, ours: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Python 3.11.2, a TLS transport of asyncio that is closed twice cannot be aborted."""
-
-    async def close_twice() -> None:
-        bus = await Bus.connect(BusSettings(url=server.url, tls=client(ours)), ensure=False)
-        wire = bus.jetstream.connection._wire
-        transport = wire._transport
-        assert transport is not None
-        closed: list[str] = []
-        monkeypatch.setattr(transport, "close", lambda: closed.append("close"))
-        wire.abort()
-        wire.close()
-        wire.abort()
-        assert closed == []
-        await bus.close()
-
-    run_on_asyncio(close_twice())
+    """In Python 3.11.2, a TLS transport that is closed while it is closing cannot be aborted."""
+    bus = await Bus.connect(BusSettings(url=server.url, tls=client(ours)), ensure=False)
+    wire = bus.jetstream.connection._wire
+    transport = wire._transport
+    assert transport is not None
+    closed: list[str] = []
+    monkeypatch.setattr(transport, "close", lambda: closed.append("close"))
+    wire.abort()
+    wire.close()
+    wire.abort()
+    assert closed == []
+    await bus.close()
 
 
 async def test_a_server_of_another_authority_is_not_trusted(
